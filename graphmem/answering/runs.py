@@ -433,10 +433,10 @@ def _run_once(
         "limit": limit_of(question),
         "sandbox": sandboxed,
     }
-    usual, unusual = _beside_usual(question)
-    remarks = (*loaded.notes, *filter(None, [mode.remark, unusual]))
 
     def completed(run: Run, step: Training | Inference) -> Run:
+        usual, unusual = _beside_usual(step, question.usual_step)
+        remarks = (*loaded.notes, *filter(None, [mode.remark, unusual]))
         other, loop = run.other_loop, ""
         if isinstance(step, Training):
             loop = step.loop if not run.is_own_step and loaded.framework != "Keras" else ""
@@ -447,11 +447,10 @@ def _run_once(
     return completed(run, question.step)
 
 
-def _beside_usual(question: Question) -> tuple[str, str]:
+def _beside_usual(step: Training | Inference, usual: Training | Inference | None) -> tuple[str, str]:
     """Words behind the step of a model of the zoo where it is the usual one, and a note where it is another: a model of
     the same name from elsewhere makes another step."""
-    usual = question.usual_step
-    if usual is None or usual.describe() == question.step.describe():
+    if usual is None or usual.describe() == step.describe():
         return ("" if usual is None else " (the zoo's usual step)"), ""
     return "", f"the step is what its options say, and not the zoo's usual one ({usual.describe()})"
 

@@ -115,7 +115,9 @@ class Part:
 
 @dataclass(frozen=True)
 class KVCache:
-    """The cache as the engine cuts it. ``request_blocks`` gives the blocks of a request of some length."""
+    """The cache as the engine cuts it; without blocks of a model that keeps nothing of what it has read, whose
+    ``concurrency`` is the longest requests of one batch. ``request_blocks`` gives the blocks of a request of some
+    length."""
 
     available_bytes: int
     block_bytes: int
@@ -125,6 +127,11 @@ class KVCache:
     concurrency: float
     longest: int
     groups: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether the model has no cache."""
+        return not self.block_bytes
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,9 @@ class Served:
 
     def concurrency_at(self, lengths: Sequence[int]) -> float:
         """The number of requests in the cache at once, where their lengths are drawn from these alike: the blocks over
-        the mean of one request's."""
+        the mean of one request's; in a batch where there is no cache."""
+        if self.kv_cache.keeps_nothing and (tokens := self.settings.get("max_num_batched_tokens")):
+            return float(tokens / (sum(lengths) / len(lengths)))
         taken = sum(self.request_blocks(length) for length in lengths) / len(lengths)
         return float(self.kv_cache.blocks / taken)
 

@@ -70,7 +70,8 @@ def _sections(report: ServingReport) -> Iterator[Section]:
         is_enough = held and (load is None or load.copies is not None)
         yield section("", Text([*carried, words], "yes" if is_enough else "no"), Facts(tuple(_headline(report))))
     parts = [(part.name, part.bytes, part.note) for part in served.parts]
-    parts.append(("KV cache", cache.available_bytes, "what is left of it"))
+    left = "free" if cache.keeps_nothing else "KV cache"
+    parts.append((left, cache.available_bytes, "what is left of it"))
     yield section("What the memory of a card is for", Shares(parts, ("card", served.total_bytes), as_bars=True))
     if report.by_length:
         yield section("Requests at once, by their length", _users(report))
@@ -95,7 +96,8 @@ def _holds(report: ServingReport) -> tuple[bool, str]:
     served, length = report.served, f"{report.served.settings['max_model_len']:,} tokens"
     fits, most = report.concurrency, served.settings["max_num_seqs"]
     requests = f"requests of {length}" if report.concurrency_at_lengths is None else "requests of these lengths"
-    room = f"the KV cache has room for {fits:.2f} {requests}"
+    place = "a batch" if served.kv_cache.keeps_nothing else "the KV cache"
+    room = f"{place} has room for {fits:.2f} {requests}"
     shorter = "" if report.lengths else "; of shorter ones for more (--lengths p50=800,p99=6000)"
     if report.load is None:
         return True, f"STARTS on {_cards(report)}: {room}{shorter}."
@@ -107,6 +109,10 @@ def _holds(report: ServingReport) -> tuple[bool, str]:
 def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:
     cache, settings = report.served.kv_cache, report.served.settings
     size = format_bytes(cache.available_bytes)
+    if cache.keeps_nothing:
+        yield "KV cache", f"none, as the model keeps nothing of what it has read; {size} on each card stay free"
+        yield "at once", f"{settings['max_num_batched_tokens']:,} tokens of up to {settings['max_num_seqs']:,} texts"
+        return
     yield "KV cache", f"{size} on each card: {cache.blocks:,} blocks, {cache.tokens:,} tokens"
     yield "at once", f"{cache.concurrency:.2f} requests of {settings['max_model_len']:,} tokens"
     if report.concurrency_at_lengths is not None:
@@ -127,8 +133,9 @@ def _besides(report: ServingReport) -> Iterator[str]:
         yield f"Besides, on each card before the engine looks: {parts}"
     if served.graphs_bytes:
         yield f"CUDA graphs really take {format_bytes(served.graphs_bytes)}, and what the driver keeps of them"
-    groups = ", ".join(_grouped(cache.groups))
-    yield f"A block is {_counted(cache.block_size, 'token')}, {format_bytes(cache.block_bytes)}: {groups}"
+    if not cache.keeps_nothing:
+        groups = ", ".join(_grouped(cache.groups))
+        yield f"A block is {_counted(cache.block_size, 'token')}, {format_bytes(cache.block_bytes)}: {groups}"
     settings = (f"{name} {_shown(value)}" for name, value in served.settings.items() if value not in (None, []))
     yield f"Settings: {', '.join(settings)}"
 

@@ -12,7 +12,7 @@ from graphmem.base.options import Check, Whole, above_zero, check_values, option
 from graphmem.errors import UsageError
 from graphmem.serving.base import spelled
 from graphmem.serving.lengths import Quantiles, quantiles_of
-from graphmem.serving.loads import MOST_TOKENS, Load, drawn, read, shorter
+from graphmem.serving.loads import Load, drawn, read, shorter
 from graphmem.serving.over_time import Speed
 
 #: The part of prompts that may be shorter than the beginning which all should share: where nearly all are, the two
@@ -97,7 +97,7 @@ class OverTime:
         None, "CSV instead: timestamp,prompt,output[,prefix,prefix_tokens], or Mooncake's JSON lines.", metavar="FILE"
     )
     shared_prefix: int = option(
-        0, "Tokens that all prompts begin with, e.g. a system prompt. Default 0.", Whole(0, MOST_TOKENS), metavar="N"
+        0, "Tokens that all prompts begin with, e.g. a system prompt. Default 0.", Whole(0), metavar="N"
     )
     step_time: float | None = _time(None, "Seconds of a step. Default: predicted, else 30ms.")
     tokens_per_second: float | None = option(None, "Of long prompts. Default: predicted, else 10000.", above_zero)

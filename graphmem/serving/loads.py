@@ -23,7 +23,7 @@ from graphmem.serving.lengths import Quantiles, length_at
 #: some ten digits for 512 tokens, so that there is room for a prompt of four million.
 _MOST_REQUESTS, _LONGEST_LINE = 1_000_000, 100_000
 #: Tokens of a prompt or an answer: more is a slip, and no model has a context of a thousandth of it.
-MOST_TOKENS = 1 << 31
+_MOST_TOKENS = 1 << 31
 #: Seconds of the part of a longer load by which cards are chosen.
 HOUR = 3600.0
 #: Names of columns: ours, and those of the traces that Microsoft publishes (Azure/AzurePublicDataset, LLM inference).
@@ -74,7 +74,7 @@ def drawn(
     found: list[Request] = []
     at = rng.expovariate(rate)
     while at < seconds and len(found) < _MOST_REQUESTS:
-        prompt = max(1, min(MOST_TOKENS, round(prompt_at(_open(rng)))))
+        prompt = max(1, min(_MOST_TOKENS, round(prompt_at(_open(rng)))))
         output = max(1, min(longest - prompt, round(output_at(_open(rng)))))
         found.append(Request(at, prompt, output, _beginning(prompt, prefix)))
         at += rng.expovariate(rate)
@@ -153,7 +153,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Request]:
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 raise SourceError(
                     f"{path}, line {number}: {shown(line.strip())}; accepted: a JSON object with timestamp (ms), "
-                    f"{_LENGTHS[0]} and {_LENGTHS[1]} (tokens from 1 to {MOST_TOKENS}), hash_ids of 512 tokens each"
+                    f"{_LENGTHS[0]} and {_LENGTHS[1]} (tokens from 1 to {_MOST_TOKENS}), hash_ids of 512 tokens each"
                 ) from None
             uses.update(names)
             parsed.append((at, prompt, output, names))
@@ -195,7 +195,7 @@ def _rows(path: Path, lines: Iterable[str]) -> Iterator[Request]:
                 raise SourceError(
                     f"{path}, line {number}: {shown(','.join(row))}; accepted: a time, and tokens of the prompt and of "
                     f"the answer{' (of the prefix where it has a name)' * bool(_OPTIONAL & places.keys())} from 1 to "
-                    f"{MOST_TOKENS}"
+                    f"{_MOST_TOKENS}"
                 ) from None
 
 
@@ -210,6 +210,6 @@ def _instant(text: str) -> float:
 
 
 def _tokens(text: str) -> int:
-    if not re.fullmatch(r"\d{1,10}", text) or not 1 <= int(text) <= MOST_TOKENS:
+    if not re.fullmatch(r"\d{1,10}", text) or not 1 <= int(text) <= _MOST_TOKENS:
         raise ValueError(text)
     return int(text)

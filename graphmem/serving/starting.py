@@ -32,13 +32,14 @@ _COUNTERS = {
 @dataclass(frozen=True)
 class Asked:
     """A start: the engine's options as on its command line, whether as a server, the card, the allocator's options, and
-    the processes, one card each, that share the model; the first of them is followed."""
+    the processes, one card each, that share the model, and the number of the one that is followed."""
 
     options: tuple[str, ...]
     is_server: bool
     device: Device
     alloc_conf: str
     processes: int = 1
+    rank: int = 0
 
 
 class Watched:
@@ -102,7 +103,7 @@ def main() -> None:
     with watch.on():
         from graphmem import Training, analyze
 
-        training = Training(world_size=asked.processes) if asked.processes > 1 else None
+        training = Training(world_size=asked.processes, rank=asked.rank) if asked.processes > 1 else None
         try:
             analyze(step, training=training, device=asked.device, alloc_conf=asked.alloc_conf or None)
         except GraphmemError:  # an engine that ended early, with nothing on the card, has said why

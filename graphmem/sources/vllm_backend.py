@@ -23,7 +23,7 @@ _READ = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size",
     "max_position_embeddings", "intermediate_size", "tie_word_embeddings", "sliding_window", "layer_types",
     "final_logit_softcapping", "use_sliding_window", "attention_chunk_size",
-    "rope_parameters",
+    "rope_parameters", "mamba_ssm_cache_dtype",
 )  # fmt: skip
 
 

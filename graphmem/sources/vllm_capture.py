@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Tokens of the two runs that tell how much of each allocation is for one.
 _FEW, _TWICE = 1024, 2048
+#: Bytes of an element in fp32.
+_WIDE = 4
 #: Tokens of the run that is watched for what can be fused.
 _WATCHED = 8
 #: The operator that modules in place of the engine's use, and nothing else in their names' place.
@@ -66,6 +68,11 @@ _CARRYING = frozenset(("nemotron",))
 _IN_FP32 = frozenset(("Llama4TextL2Norm",))
 #: How the engine's own code shares out products whose results transformers' plans gather, or whose inputs they split.
 _PLAIN_SHARES = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
+#: What modules of attention call the heads they have, and the widths of these.
+_WIDTHS = (
+    "hidden_size", "embed_dim", "split_size", "all_head_size", "num_heads", "num_attention_heads",
+    "num_key_value_heads", "num_kv_heads",
+)  # fmt: skip
 #: The name of attention among the layers.
 _ATTENTION = "attention"
 
@@ -84,6 +91,8 @@ class Making:
         self.called = Calls()
         #: Layers of attention by number: (module, heads, heads of keys, width of a head).
         self.attended: dict[int, tuple[str, int, int, int]] = {}
+        #: The same of every call, as layers that run several times have a cache for each (HRM).
+        self._passes: list[tuple[str, int, int, int]] = []
         #: Keys that were seen, while the model is watched; and layers whose keys were seen before, which cache none.
         self._keys: list[Tensor] | None = []
         self._value_dim = 0
@@ -91,6 +100,8 @@ class Making:
         self._sharing: set[int] = set()
         self._turning: set[str] = set()
         self.architecture = ""
+        #: Whether it attends in both directions, so that nothing is kept of what it has read.
+        self.encodes = False
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -110,6 +121,8 @@ class Making:
                 self.architecture = type(model).__name__
                 torch.cuda.empty_cache()
                 self._check(model)
+                if self.encodes:  # the engine pools by code of its own, behind the model
+                    model.pooler = None
                 self._experts = blocks(model)
                 self._states = states(model) if self.own_code else {}
                 for block in self._experts.values():
@@ -129,6 +142,7 @@ class Making:
                 if self.own_code:
                     _turned_in_place(patches, model)
                 for tokens in (_FEW, _TWICE):
+                    self._passes.clear()
                     with self._handing_on(model):
                         output = _run(model, tokens)
                     torch.cuda.empty_cache()
@@ -168,8 +182,11 @@ class Making:
     def _made(self, kind: type[AutoModel], dtype: torch.dtype) -> PreTrainedModel:
         """The model. Raises :class:`UsageError` for one that vLLM's backend does not handle because it has a class of
         its own for each way to attend."""
+        from transformers.initialization import no_init_weights
+
         try:
-            made: PreTrainedModel = kind.from_config(self.config, dtype=dtype)
+            with no_init_weights():
+                made: PreTrainedModel = kind.from_config(self.config, dtype=dtype)
         except KeyError as error:
             if error.args != (self.config._attn_implementation,):
                 raise
@@ -179,7 +196,8 @@ class Making:
                     "which is all that vLLM's backend handles"
                 ) from None
             self.config._attn_implementation = "eager"
-            made = kind.from_config(self.config, dtype=dtype)
+            with no_init_weights():
+                made = kind.from_config(self.config, dtype=dtype)
         if self.own_code:
             _linear_instead(made)
         return made.eval()
@@ -204,6 +222,7 @@ class Making:
         layer = getattr(module, "layer_idx", len(self.attended))
         width = query.shape[-1]
         self.attended[layer] = (getattr(module, "_graphmem_name", ""), query.shape[1], key.shape[1], width)
+        self._passes.append(self.attended[layer])
         if self._keys is not None:
             if any(one is key for one in self._keys):
                 self._sharing.add(layer)
@@ -233,12 +252,17 @@ class Making:
         """Raises :class:`UsageError` for what the capture does not follow."""
         from transformers import AutoModelForCausalLM
 
-        generates = type(self.config) in AutoModelForCausalLM._model_mapping
-        if not generates or getattr(self.config, "is_encoder_decoder", False):
-            raise UsageError(f"{self.name}: {self.architecture} is no decoder of text, which is what is served here")
-        if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        self.encodes = any(getattr(module, "is_causal", True) is False for module in model.modules())
+        reads = self.encodes or type(self.config) in AutoModelForCausalLM._model_mapping
+        if not reads or getattr(self.config, "is_encoder_decoder", False):
             raise UsageError(
-                f"{self.name}: {self.architecture} attends in both directions; what has no KV cache is not served here"
+                f"{self.name}: {self.architecture} is neither a decoder of text nor an encoder of it, which is what "
+                "is served here"
+            )
+        if self.encodes and not self.own_code:
+            raise UsageError(
+                f"{self.name}: {self.architecture} reads in both directions, which is followed where the engine has "
+                "code of its own for it"
             )
         if self.own_code and getattr(model, "_tied_weights_keys", None):
             raise UsageError(f"{self.name}: layers of {self.architecture} share their weights, which is not followed")
@@ -249,11 +273,13 @@ class Making:
         """``recursive_replace``, then the parameters that are left (``init_parameters``)."""
         shared = _PLAIN_SHARES if self.own_code else {}  # no layer of its own puts a part's result together
         self._plan = {f"model.{one}": shared.get(style, style) for one, style in (model.tp_plan or {}).items()}
+        if self.own_code and self.tp > 1 and not self._plan:
+            self._plan = _usual_plan(model, int(self.config.hidden_size), self.tp)
         self._vocabularies = {
             one for key, one in vars(self.config).items() if "vocab_size" in key and isinstance(one, int)
         }
         self._table, self._own = model.get_input_embeddings(), set[str]()
-        self._wide = seen.wide
+        self._wide, self._weightless = seen.wide, seen.weightless
         for name, module in model.named_modules():
             module._graphmem_name = f"model.{name}"
         self._turning = {name for name, module in model.named_modules() if hasattr(module, "inv_freq")}
@@ -264,6 +290,24 @@ class Making:
         for name, parameter in model.named_parameters():
             if f"model.{name}" not in self._own:
                 self._kept(f"model.{name}", parameter, "left")
+        if self.encodes:
+            self._heads(model)
+
+    def _heads(self, model: PreTrainedModel) -> None:
+        """What the class of the configuration has behind the encoder, which is in fp32 (``head_dtype``,
+        config/model.py), as is what it pools by."""
+        import transformers
+
+        named = (getattr(self.config, "architectures", None) or [""])[0]
+        kind = getattr(transformers, named, None)
+        if kind is None or isinstance(model, kind):
+            return
+        with torch.device("meta"):
+            whole = kind(self.config)
+        inner = f"{whole.base_model_prefix}."
+        for name, parameter in whole.named_parameters():
+            if not name.startswith(inner) or name.startswith(f"{inner}pooler."):
+                self.layers.append(Layer("left", name, bytes=parameter.numel() * _WIDE))
 
     def _replace(self, module: nn.Module, prefix: str, seen: Fusable) -> None:
         """``recursive_replace``: replace the layers below ``module`` in place by the engine's own, each noted in
@@ -299,6 +343,8 @@ class Making:
             else:
                 self._fused(child, path, seen)
                 self._replace(child, path, seen)
+        if self.encodes and (positions := getattr(module, "position_ids", None)) is not None:
+            self._kept(f"{prefix}.position_ids", positions)
 
     def _of_experts(self, path: str, *, routed: bool = True) -> None:
         """A layer of experts, router and all, or the experts alone."""
@@ -334,7 +380,7 @@ class Making:
     def _has_engine_layer(self, module: nn.Module) -> bool:
         """Whether it is an embedding of tokens, or a layer norm, which the engine has as layers of its own."""
         if isinstance(module, nn.Embedding):
-            return module is self._table or module.num_embeddings in self._vocabularies
+            return self.encodes or module is self._table or module.num_embeddings in self._vocabularies
         return type(module) is nn.LayerNorm and module.elementwise_affine and module.bias is not None
 
     def _keep_or_look_up(self, module: nn.Module, path: str) -> None:
@@ -376,6 +422,8 @@ class Making:
         weight = getattr(norm, "weight", None)
         if weight is not None:
             self.layers.append(Layer("norm" if kind == "rms" else "zero-centered norm", path, weight.shape[0]))
+        elif self.own_code and path in self._weightless:  # of ones, which are no parameter (layers/layernorm.py)
+            self.layers.append(Layer("norm", path, self._weightless[path]))
         named = path if weight is not None else ""
         wide = self.own_code and type(norm).__name__ in _IN_FP32
         made = Normed(self.called, named, weight, own_code=self.own_code, in_fp32=wide)
@@ -466,6 +514,8 @@ class Making:
         names = iter(self.called)
         few, output = self._ran(trace, marks[2], marks[3], names)
         twice, _ = self._ran(trace, marks[4], marks[5], names)
+        if len(self._passes) == self.config.num_hidden_layers > len(self.attended):
+            self.attended = dict(enumerate(self._passes))
         layers = sorted(self.attended)
         if not self._states and layers != list(range(self.config.num_hidden_layers)):
             missing = next((one for one in range(self.config.num_hidden_layers) if one not in self.attended), 0)
@@ -484,7 +534,7 @@ class Making:
             self.architecture, version, tuple(making), tuple(self.layers), tuple(self._affine(few, twice)), output,
             tuple(self.attended[one][0] for one in layers), heads, kv_heads, head_dim,
             cached=tuple(cached) if len(set(cached)) > 1 else (), value_dim=self._value_dim,
-            sums_in_place=self._sums_in_place,
+            sums_in_place=self._sums_in_place, encodes=self.encodes,
         )  # fmt: skip
 
     def _ran(self, trace: Trace, start: int, stop: int, names: Iterator[str]) -> tuple[list[Happening], int]:
@@ -548,6 +598,27 @@ def _run(model: nn.Module, tokens: int) -> Tensor:
     ids, positions = (torch.zeros((1, tokens), dtype=torch.int64, device="cuda") for _ in range(2))
     torch.cuda.empty_cache()
     return model(input_ids=ids, position_ids=positions, use_cache=False, return_dict=False)[0]
+
+
+def _usual_plan(model: nn.Module, hidden: int, tp: int) -> dict[str, str]:
+    """How linear layers are shared out where the model's class does not say: attention by heads, what reads hidden
+    states and makes more of them by columns, and what makes hidden states again by rows. What attention's modules know
+    of their widths becomes one rank's."""
+    plan: dict[str, str] = {}
+    for name, module in model.named_modules():
+        linears = [f"model.{name}.{one}$" for one, each in module.named_modules() if isinstance(each, nn.Linear)]
+        if not name.endswith(("attn", "attention")) or len(linears) < 2:
+            continue
+        plan |= dict.fromkeys(linears[:-1], "colwise") | {linears[-1]: "rowwise"}
+        for each in module.modules():
+            for width in _WIDTHS:
+                if isinstance(size := getattr(each, width, None), int) and size % tp == 0:
+                    setattr(each, width, size // tp)
+    for name, module in model.named_modules():
+        path = f"model.{name}$"
+        if isinstance(module, nn.Linear) and path not in plan and module.in_features != module.out_features:
+            plan[path] = "colwise" if module.in_features == hidden else "rowwise"
+    return plan
 
 
 def _hold(product: nn.Module, module: nn.Module) -> None:

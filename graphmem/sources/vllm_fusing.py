@@ -22,6 +22,10 @@ _MULTIPLYING = ("SiLU", "SiLUActivation", "GELU", "GELUActivation", "GELUTanh")
 
 #: Names of the projections that the engine's own code always makes one.
 _QKV = ("q_proj", "k_proj", "v_proj")
+#: ``model_type`` whose own code has the gate of attention in their product (models/hrm_text.py); of others it is apart.
+_GATED_TOGETHER = ("hrm_text",)
+#: ``model_type`` whose activation and product are two operators there (models/modernbert.py).
+_MULTIPLIED_APART = ("modernbert",)
 
 #: Projections by the names that the module around them has for them.
 Linears: TypeAlias = Mapping[str, nn.Linear]
@@ -62,14 +66,16 @@ class Inline:
 
 @dataclass
 class Fusable:
-    """The modules that can be fused, by the names of the modules around it. ``packed``: the projection that a gate and
-    what it multiplies share, and the one that reads their product; ``several``: how many things a module returns that
-    returns some; ``wide``: shapes of weights in fp32 that inputs are multiplied with; ``sums_in_place``: residuals are
-    summed by the kernel of the norm behind them."""
+    """The modules that can be fused, by the names of the modules around it. ``weightless``: norms without a weight, and
+    the width of what they norm; ``packed``: the projection that a gate and what it multiplies share, and the one that
+    reads their product; ``several``: how many things a module returns that returns some; ``wide``: shapes of weights in
+    fp32 that inputs are multiplied with; ``sums_in_place``: residuals are summed by the kernel of the norm behind them.
+    """
 
     gates: dict[str, Gate] = field(default_factory=dict)
     together: dict[str, Together] = field(default_factory=dict)
     norms: dict[str, str] = field(default_factory=dict)
+    weightless: dict[str, int] = field(default_factory=dict)
     packed: dict[str, tuple[str, str]] = field(default_factory=dict)
     activations: set[str] = field(default_factory=set)
     several: dict[str, int] = field(default_factory=dict)
@@ -102,11 +108,15 @@ def fusable(
         if inline is not None:
             found.inline[path] = inline
         elif len(linears) >= 2:
-            _add_projections(found, path, module, linears, calls, own_code=own_code)
-            if own_code and (packed := _packed(module, linears)):
+            alone = own_code and model.config.model_type not in _GATED_TOGETHER
+            _add_projections(found, path, module, linears, calls, own_code=own_code, alone=alone)
+            multiplies = own_code and model.config.model_type not in _MULTIPLIED_APART
+            if multiplies and (packed := _packed(module, linears)):
                 found.packed[path] = packed
         elif next(module.children(), None) is None and (kind := _norm_kind(module, any_norm=own_code)):
             found.norms[path] = kind
+            if getattr(module, "weight", None) is None and isinstance(given := calls.given[id(module)][0], Tensor):
+                found.weightless[path] = given.shape[-1]
         elif own_code and _activates(module, calls):
             found.activations.add(path)
     found.sums_in_place = own_code and _sums_are_normed(model, found, calls)
@@ -209,8 +219,9 @@ def _activates(module: nn.Module, calls: _Calls) -> bool:
 
 
 def _add_projections(
-    found: Fusable, path: str, module: nn.Module, linears: Linears, calls: _Calls, *, own_code: bool
+    found: Fusable, path: str, module: nn.Module, linears: Linears, calls: _Calls, *, own_code: bool, alone: bool
 ) -> None:
+    """``alone``: queries, keys and values become one without what else reads their input."""
     by_input: dict[int, list[str]] = {}
     for name, linear in linears.items():
         by_input.setdefault(id(calls.given[id(linear)][0]), []).append(name)
@@ -224,7 +235,7 @@ def _add_projections(
         return
     entered = {id(one) for one in calls.given.get(id(module), ())}
     groups = [names for source, names in by_input.items() if len(names) >= 2 and source in entered]
-    if own_code:  # what is beside queries, keys and values, a gate say, is a product of its own there
+    if alone:
         groups = [[one for one in names if one in _QKV] if set(names) > set(_QKV) else names for names in groups]
     together = _together(module, groups[0], linears, calls) if len(groups) == 1 else None
     if together is not None:

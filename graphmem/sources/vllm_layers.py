@@ -119,3 +119,5 @@ class Backend:
     #: Width of values where it is not that of keys.
     value_dim: int = 0
     sums_in_place: bool = False
+    #: Whether it reads in both directions, so that nothing is kept of what it has read.
+    encodes: bool = False

@@ -30,8 +30,14 @@ def _own_object(out, value, *arguments, **options):
     out[:] = [value] * len(out)
 
 
+def _all_gather(tensors, tensor, *arguments, **options):
+    """Into a flat copy first, as ``ProcessGroupNCCL`` does (``newLikeFlat``)."""
+    torch.empty((len(tensors), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+
+
 dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = _init_process_group
 dist.new_group = torch.distributed.distributed_c10d.new_group = _fake_group
 dist.broadcast_object_list = lambda values, *arguments, **options: None
+dist.all_gather = torch.distributed.distributed_c10d.all_gather = _all_gather
 dist.monitored_barrier = lambda *arguments, **options: None
 dist.all_gather_object = _own_object

@@ -49,7 +49,7 @@ class EverydayProgram:
     @property
     def compiles(self) -> bool:
         """Whether it calls ``torch.compile``."""
-        return b"torch.compile(" in self.path.read_bytes()
+        return b"torch.compile" in self.path.read_bytes()
 
     def run(self) -> Any:
         import runpy

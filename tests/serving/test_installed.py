@@ -23,18 +23,25 @@ from graphmem.serving.starting import Asked
 from graphmem.serving.vllm import installed
 from tests.recorded import serving as recorded
 
+_VLLM: Any = engine_named("vllm")
 _CONFIG = {"model_type": "of-nobody", "architectures": ["OfNobody"]}
 #: As much of the engine as a start needs: weights of 64 MiB in two pieces, one of 1 MiB that stays, a profile run that
 #: takes 32 MiB, and a cache of what is left in blocks of 1 MiB.
 _ENGINE = {
     "__init__.py": "",
+    "config/__init__.py": "",
+    "config/vllm.py": """
+class VllmConfig:
+    def _get_v2_model_runner_unsupported_features(self):
+        return ["pipeline parallelism with external_launcher"]
+""",
     "engine/__init__.py": "",
     "engine/arg_utils.py": """
 class EngineArgs:
     @staticmethod
     def add_cli_args(parser):
         for name in ("model", "load-format", "tensor-parallel-size", "max-model-len", "gpu-memory-utilization",
-                     "distributed-executor-backend"):
+                     "distributed-executor-backend", "pipeline-parallel-size", "data-parallel-size"):
             parser.add_argument("--" + name)
         for name in ("skip-tokenizer-init", "enforce-eager", "disable-custom-all-reduce"):
             parser.add_argument("--" + name, action="store_true")
@@ -88,6 +95,9 @@ class Worker:
             torch.distributed.init_process_group("nccl", init_method="env://")
             ranks = torch.distributed.get_world_size()
         self.model_runner.model_memory_usage //= ranks
+        if self.args.pipeline_parallel_size and torch.distributed.get_rank() > 0:  # the head
+            self.head = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
+            self.model_runner.model_memory_usage += 16 * MIB
         self.weights = [torch.empty(32 * MIB // ranks, dtype=torch.uint8, device="cuda") for _ in range(2)]
     def determine_available_memory(self):
         self.kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
@@ -113,12 +123,16 @@ class LLMEngine:
     def from_engine_args(cls, args, usage_context):
         assert usage_context == "llm", usage_context
         tempfile.mkstemp()  # as libraries of the engine do, and leave it there
+        from vllm.config.vllm import VllmConfig
+        lacks = VllmConfig()._get_v2_model_runner_unsupported_features()
+        assert not args.pipeline_parallel_size or not lacks, lacks
         worker = Worker(args)
         worker.load_model()
-        worker.determine_available_memory()
+        is_encoder = args.max_model_len == "2"
+        available = 0 if is_encoder else worker.determine_available_memory()
         Executor().compile_or_warm_up_model()
-        groups = [] if args.max_model_len == "2" else [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
-        cache = Some(num_blocks=worker.available_kv_cache_memory_bytes // MIB, kv_cache_groups=groups)
+        groups = [] if is_encoder else [Some(kv_cache_spec=FullAttentionSpec(), layer_names=["0", "1"])]
+        cache = Some(num_blocks=available // MIB, kv_cache_groups=groups)
         core = Some(scheduler=Some(kv_cache_config=cache), vllm_config=worker.vllm_config)
         return Some(engine_core=Some(engine_core=core))
 """,
@@ -177,7 +191,7 @@ def test_the_engine_is_asked_before_our_account_and_searches_ask_that(monkeypatc
     question = _question().with_(model=ServedModel("known/model", _KNOWN))
     served = engine.serve(question)
     assert served.basis == "engine", served.notes
-    monkeypatch.setattr(installed, "serve", _no_start)
+    monkeypatch.setattr(installed, "stages_of", _no_start)
     quick = for_searches(engine, question)
     assert engine.serve(quick).basis != "engine"
     assert for_searches(engine, _question()) == _question()  # our account has no answer
@@ -203,15 +217,30 @@ def test_what_the_engine_refuses_our_account_does_not_answer(monkeypatch: pytest
 
 @pytest.mark.usefixtures("engine")
 def test_of_several_processes_the_first_is_followed() -> None:
-    served = installed.serve(_question(tensor_parallel_size=2))
-    one = installed.serve(_question())
+    served = _VLLM.by_itself(_question(tensor_parallel_size=2))
+    one = _VLLM.by_itself(_question())
     assert (served.cards, served.weights_bytes, one.weights_bytes) == (2, 32 << 20, 64 << 20)
     assert served.kv_cache.available_bytes == one.kv_cache.available_bytes + (32 << 20)
 
 
 @pytest.mark.usefixtures("engine")
-def test_an_encoder_has_no_cache() -> None:
-    served = installed.serve(_question(max_model_len=2))
+def test_every_stage_of_a_pipeline_starts_and_the_fullest_decides() -> None:
+    served = _VLLM.by_itself(_question(arguments=(("pipeline-parallel-size", "2"),)))
+    one = _VLLM.by_itself(_question())
+    assert (served.cards, served.weights_bytes) == (2, (32 + 16) << 20)
+    assert served.kv_cache.blocks == one.kv_cache.blocks + 32 - 16
+    assert "the figures are those of stage 2" in served.notes[0]
+
+
+@pytest.mark.usefixtures("engine")
+def test_of_several_replicas_the_first_is_followed() -> None:
+    served = _VLLM.by_itself(_question(tensor_parallel_size=2, arguments=(("data_parallel_size", "2"),)))
+    assert (served.cards, served.weights_bytes) == (4, 16 << 20)
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_encoder_has_no_cache_and_is_profiled_all_the_same() -> None:
+    served = _VLLM.by_itself(_question(max_model_len=2))
     assert (served.kv_cache.blocks, served.kv_cache.available_bytes >> 20, served.refusal) == (
         0,
         512 - 64 - 2 - 32,
@@ -221,20 +250,18 @@ def test_an_encoder_has_no_cache() -> None:
 
 @pytest.mark.usefixtures("engine")
 def test_an_engine_that_lacks_memory_is_an_answer_and_another_error_is_its_own() -> None:
-    refused = installed.serve(_question().with_(gpu_memory_utilization=0.05))
+    refused = _VLLM.by_itself(_question().with_(gpu_memory_utilization=0.05))
     assert refused.refusal == "No available memory for the cache blocks. Try more."
     assert refused.kv_cache.blocks == 0
     with pytest.raises(UsageError, match="does not start: max_model_len is too small"):
-        installed.serve(_question(max_model_len=1))
+        _VLLM.by_itself(_question(max_model_len=1))
 
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"arguments": (("data_parallel_size", "2"),)}, "nor in replicas"),
         ({"version": (0, 98)}, "0.99.1 is installed, and 0.98 is asked for"),
-        ({"arguments": (("pipeline_parallel_size", "2"),)}, "neither in a pipeline"),
         ({"cold": True}, "nothing is to be compiled"),
         ({"non_torch_bytes": 1}, "a card that is its own"),
     ],
@@ -242,7 +269,7 @@ def test_an_engine_that_lacks_memory_is_an_answer_and_another_error_is_its_own()
 def test_what_the_installed_engine_is_not_asked(changes: dict[str, Any], said: str) -> None:
     question = _question(**changes)
     with pytest.raises(UsageError, match=said):
-        installed.serve(question)
+        _VLLM.by_itself(question)
     with pytest.raises(GraphmemError, match="of-nobody"):
         engine_named("vllm").serve(question)
 
@@ -321,10 +348,12 @@ _REPEATED = {
     "falcon-h1-1.5b-8l": 0, "qwen3-next-8l": 512, "mixtral-awq-tp2-a100-40": 0, "qwen3-32b-nvfp4-b200": 0,
     "deepseek-v2-lite-eager": 0,
 }  # fmt: skip
+#: Others of one stage of a pipeline, and of one replica of several that share experts.
+_SHARED_OUT = ("qwen2.5-7b-pp3-middle", "qwen3-moe-tp2-dp2-ep")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*_REPEATED, *recorded.versions()])
+@pytest.mark.parametrize("name", [*_REPEATED, *_SHARED_OUT, *recorded.versions()])
 def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = (recorded.runs() | recorded.families() | recorded.captured() | recorded.versions())[name]
     if installed.version() != run.get("version", "0.32.0"):
@@ -334,9 +363,12 @@ def test_a_recorded_start_is_repeated_by_the_engine(name: str, monkeypatch: pyte
         monkeypatch.setenv(variable, value)
     question = recorded.question(name, run)
     handed_on = [pair for pair in question.arguments if pair[0] != "outside"]  # the card's own context is none
-    served = installed.serve(question.with_(arguments=(*handed_on, ("basis", "engine"))))
+    question = question.with_(arguments=(*handed_on, ("basis", "engine")))
+    served = installed.stages_of(question)[run.get("rank", 0)]
     cache = served.kv_cache
-    assert (cache.available_bytes, cache.blocks, cache.tokens) == (run["available"], run["blocks"], run["tokens"])
+    assert (cache.available_bytes, cache.blocks) == (run["available"], run["blocks"])
+    if name not in _SHARED_OUT:  # which print the least of all ranks
+        assert cache.tokens == run["tokens"]
     assert served.weights_bytes == run["weights"] - _REPEATED.get(name, 0)
 
 

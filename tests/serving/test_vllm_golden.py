@@ -64,13 +64,18 @@ _HELD = (
 )  # fmt: skip
 
 
-#: Bytes that are left for the KV cache as predicted less those recorded: compiled norms of Gemma are taken as others',
-#: compiled DeepSeek as an eager one; int8's scales; where repacked experts of GPTQ and FP4's scales lie; graphs of
-#: drafted tokens.
+#: Bytes that are left for the KV cache as predicted less those recorded: compiled DeepSeek is taken as an eager one;
+#: int8's scales; where repacked experts of GPTQ, packed weights and FP4's scales lie; graphs of drafted tokens, Gemma
+#: and a rank of four; the timing of kernels beside adapters; norms that write eight bits on
+#: ranks; a router that a configuration does not spare.
 _OFF = {
-    "gemma2-2b-l4-warm": 8_192, "qwen2.5-7b-w8a8-tp2-a100-40": 131_584, "qwen3-30b-a3b-gptq-int4-4090": -16_908_288,
+    "qwen2.5-7b-w8a8-tp2-a100-40": 131_584, "qwen3-30b-a3b-gptq-int4-4090": -16_908_288,
     "deepseek-v2-lite-l40s-cold": -19_398_656, "deepseek-v2-lite-l40s-warm": -15_204_352,
-    "llama3.1-8b-ngram-l40s": 3_145_728, "gemma3-1b-l4-warm": -20_938_752, "qwen3-32b-nvfp4-b200": 8_388_608,
+    "llama3.1-8b-ngram-l40s": 3_145_728, "gemma3-1b-l4-warm": -20_971_520, "qwen3-32b-nvfp4-b200": 8_388_608,
+    "gemma2-27b-tp2-a100-warm": -14_680_064, "llama3.3-70b-tp4-a100-warm": 2_097_152,
+    "qwen2.5-32b-awq-l40s-warm": -2_097_152, "qwen2.5-72b-gptq-tp4-4090": 2_097_152,
+    "llama3.2-3b-lora-l4-cold": 55_109_632, "r1-distill-llama-70b-fp8-tp2-h100": 77_594_624,
+    "qwen3-30b-a3b-fp8-l40s": -21_102_592, "qwen2.5-coder-7b-w8a8-l4-tp2": 131_584,
 }  # fmt: skip
 
 
@@ -99,17 +104,13 @@ def test_further_families_are_the_engines(name: str) -> None:
     assert {key: settings[key] for key in wanted} == wanted
 
 
-#: Those of 0.33 that are off: gpt-oss on Hopper, as of 0.32.
-_OFF_33 = {"0.33 gpt-oss-20b-4l": 14_680_064}
-
-
 @pytest.mark.parametrize("name", [name for name in versions() if name.startswith("0.33 ")])
 def test_a_start_of_0_33_is_followed(name: str) -> None:
     """cuBLAS is there before the engine looks, and the profile run samples a second time."""
     run = versions()[name]
     answer = VLLM().stages_of(question(name, run).with_(version=(0, 33)))[0]
-    assert answer.kv_cache.available_bytes - run["available"] == _OFF_33.get(name, 0)
-    assert (answer.kv_cache.blocks == run["blocks"]) == (name not in _OFF_33)
+    assert answer.kv_cache.available_bytes == run["available"]
+    assert answer.kv_cache.blocks == run["blocks"]
 
 
 def test_heads_of_real_drafts_are_their_own() -> None:

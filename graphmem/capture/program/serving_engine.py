@@ -105,6 +105,11 @@ def _follow_queues(patches: Patches, broadcast: ModuleType) -> None:
     patches.where_found((broadcast.MessageQueue,), {"create_from_process_group": staticmethod(constant(None))})
 
 
+def _follow_replicas(patches: Patches, coordination: ModuleType) -> None:
+    """Replicas tell each other how many tokens their batches have; here all have as many, as while they profile."""
+    patches.where_found((coordination,), {"should_skip_dp_coordination": constant(True)})
+
+
 # --- sleep mode -------------------------------------------------------------------------------------------------------
 
 
@@ -210,4 +215,5 @@ _FOLLOWED = {
     "vllm.compilation.backends": _follow_compiler,
     "vllm.model_executor.models.registry": _follow_registry,
     "vllm.model_executor.warmup.kernel_warmup": _follow_warmup,
+    "vllm.v1.worker.dp_utils": _follow_replicas,
 }

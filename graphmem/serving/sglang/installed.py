@@ -123,12 +123,21 @@ def _answer(question: Question, cards: int, found: Mapping[str, Any]) -> Served:
         outside=(),
         request_blocks=lambda asked: max(1, -(-asked // page)),
         refusal=refusal,
-        notes=(
-            f"the class {found['settings']['architecture']} of SGLang {version} was started, weights without values",
-            f"of what is kept free CUDA graphs and buffers of steps take {format_bytes(max(0, graphs))}",
-        ),
+        notes=_notes(found, version, cards, graphs),
         basis="engine",
     )  # fmt: skip
+
+
+def _notes(found: Mapping[str, Any], version: str | None, cards: int, graphs: int) -> tuple[str, ...]:
+    notes = [f"the class {found['settings']['architecture']} of SGLang {version} was started, weights without values"]
+    if graphs > 0:
+        notes.append(f"of what is kept free CUDA graphs and buffers of steps take {format_bytes(graphs)}")
+    if cards > 1:  # most on two Hoppers: four slots and a buffer of 16 MiB (configs/custom_all_reduce_v2.py, 0.5.23)
+        notes.append(
+            "of several cards the first was started; the engine's own sums over cards that NVLink joins (custom "
+            "all-reduce) keep 80 MiB or less on each, which is not counted"
+        )
+    return tuple(notes)
 
 
 def _taken(stages: Mapping[str, Mapping[str, int]], method: str, level: str) -> int:

@@ -21,21 +21,22 @@ from graphmem.serving.values import count, number, rope_of
 from graphmem.serving.vllm import arguments, families
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models.base import Shape
-from graphmem.serving.vllm.models.captured import Table, windows
+from graphmem.serving.vllm.models.captured import ADAPTED, Table, windows
 from graphmem.serving.vllm.models.states import state_of
-from graphmem.serving.vllm.settings import Settings
+from graphmem.serving.vllm.settings import ENCODERS, Settings
 from graphmem.sources.vllm_backend import followed, values_of_class
 from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
 
 #: ``model_type`` of captured decoders that vllm 0.32.0 has code of its own for (``_TEXT_GENERATION_MODELS``,
 #: model_executor/models/registry.py); all others that transformers knows it runs by transformers' code.
 OWN_CODE = frozenset((
-    "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5", "ernie4_5_moe",
-    "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite",
-    "gpt2", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid",
-    "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "laguna", "lfm2",
-    "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral3", "nemotron",
-    "nemotron_h", "olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "stablelm", "zamba2",
+    *ENCODERS, "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5",
+    "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4", "glm4_moe",
+    "glm4_moe_lite", "gpt2", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
+    "granitemoehybrid", "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "internlm3", "iquestcoder",
+    "kimi_linear", "laguna", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3",
+    "minimax_m2", "ministral3", "nemotron", "nemotron_h", "olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "stablelm",
+    "zamba2",
 ))  # fmt: skip
 #: Those whose latent attention has a cache of latent keys (``is_deepseek_mla``,
 #: transformers_utils/model_arch_config_convertor.py); so has that of models by transformers' code (fusers/mla.py).
@@ -80,15 +81,15 @@ def prepared(question: Question) -> Question:
 def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape:
     """The model's sizes, with the capture. Raises :class:`graphmem.errors.GraphmemError`."""
     model, more, tp = question.model, settings.more, settings.tensor_parallel
+    own = more.model_impl != "transformers" and model.config.get("model_type") in OWN_CODE
     for name, given in (
         ("--pipeline-parallel-size", more.pipeline > 1),
-        ("--enable-lora", more.adapters is not None),
+        ("--enable-lora", more.adapters is not None and own and model.config.get("model_type") not in ADAPTED),
         ("--speculative-config", more.speculation is not None and more.speculation.model is not None),
     ):
         if given:
             raise UsageError(f"{name} is not followed for a model by a capture; leave it out")
     text = json.dumps({key: one for key, one in model.config.items() if key != "quantization_config"}, sort_keys=True)
-    own = more.model_impl != "transformers" and model.config.get("model_type") in OWN_CODE
     latent = own and model.config.get("model_type") in _LATENT_CODE
     captured = _followed(text, model.name, settings.dtype, tp, own, latent)
     backend = _handed_on(captured, model.config.get("model_type") in _SCALED) if own else captured
@@ -104,7 +105,7 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         intermediate=_widest(values.get("intermediate_size") or 4 * hidden), layers=layers,
         heads=backend.heads * tp, kv_heads=backend.kv_heads * tp, head_dim=backend.head_dim,
         vocab=int(values["vocab_size"]), positions=positions,
-        itemsize=settings.itemsize, linear=method, tied=bool(values.get("tie_word_embeddings")),
+        itemsize=settings.itemsize, linear=method, tied=backend.encodes or bool(values.get("tie_word_embeddings")),
         windows=(None,) * layers if states else windows(values, layers), states=len(states),
         latent=families.latent_of(model) if _has_latent(values) else None,
         state=state_of(states[0], conv, more.scan_state_bytes or wide) if states else None,
@@ -132,13 +133,14 @@ def _followed(text: str, name: str, dtype: str, tp: int, own_code: bool, latent:
 def _handed_on(backend: Backend, scales: bool) -> Backend:
     """The same as the engine's own code does it: transformers' model is not made first; cosines and sines are of a
     table that is made with the layers; what enters the first layer is let go when the second one begins, which
-    transformers' code holds to the end, unless residuals are summed into it. ``scales``: so are embeddings
-    that were scaled or normed before the first layer."""
+    transformers' code holds to the end, unless residuals are summed into it, or layers run again; encoders hold it too.
+    ``scales``: so are embeddings that were scaled or normed before the first layer."""
     turning = {one.storage for one in backend.forward if _turns(one)}
     happenings = [one for one in backend.forward if one.storage not in turning]
     happenings = _scaled(happenings, backend) if scales else happenings
     first, second = (_begins(happenings, backend, layer) for layer in (0, 1))
-    if second is not None and not backend.sums_in_place:
+    holds = backend.encodes or len(set(backend.attention)) < len(backend.attention)
+    if second is not None and not holds and not backend.sums_in_place:
         entered = {one.storage for one in happenings[:first] if one.kind != "free"}
         gone = [one for one in happenings[second:] if one.kind == "free" and one.storage in entered]
         happenings = [*happenings[:second], *gone, *(one for one in happenings[second:] if one not in gone)]

@@ -56,7 +56,7 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
             for kernel in (*turns, together):
                 _time(run, (kernel,))
             run.empty_cache()
-            for piece in _pieces(run, shape, together):
+            for piece in _pieces(run, shape, together, gated=plan.layers[0].gated):
                 _time(run, piece)
             return
         for kernel in (Kernel(()), _looked_up(run, shape) if plan is None else _entered(run, shape, plan)):
@@ -114,7 +114,8 @@ def _rotations(run: Run, shape: Shape, *, head_norms: bool, quantised: bool) -> 
     return (second, first), Kernel((both, *where, other, turned))
 
 
-def _pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, ...]]:
+def _pieces(run: Run, shape: Shape, rotation: Kernel, *, gated: bool = True) -> Iterator[tuple[Kernel, ...]]:
+    """An activation that is not ``gated`` is written where its input is."""
     tokens, size = run.batch_limits.tokens, shape.itemsize
     hidden, weight = tokens * shape.hidden * size, ("weight", shape.hidden * size)
     wide = tokens * (shape.intermediate // run.tp) * size
@@ -125,7 +126,8 @@ def _pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, 
         normed = Kernel(
             (first, residual, ("weight of the first norm", weight[1]), _input(shape, "normed", hidden)), timed
         )
-        return normed, Kernel((("gate and up", 2 * wide), _input(shape, "activated", wide)), timed)
+        activated = (("gate and up", 2 * wide), _input(shape, "activated", wide)) if gated else (("up", wide),)
+        return normed, Kernel(activated, timed)
 
     last = (("what the feed-forward layer returned", hidden), weight)
     yield (*fed(timed=True), Kernel((*last, first, residual, ("sum", hidden), ("normed again", hidden))), rotation)

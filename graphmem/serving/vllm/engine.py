@@ -97,7 +97,7 @@ class VLLM(AskedFirst):
 
     def by_itself(self, question: Question) -> Served:
         """See :class:`graphmem.serving.installed.AskedFirst`."""
-        return installed.serve(question)
+        return _of_stages(installed.stages_of(question))
 
     def serve(self, question: Question) -> Served:
         """See :class:`graphmem.serving.base.Engine`."""
@@ -123,12 +123,7 @@ class VLLM(AskedFirst):
         return _connected_bytes(question)
 
     def _worst(self, question: Question) -> Served:
-        """The answer of the stage of the pipeline that has the fewest blocks."""
-        answers = self.stages_of(question)
-        if len(answers) == 1:
-            return answers[0]
-        worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
-        return replace(worst, notes=(_stages_in_words(answers, worst), *worst.notes))
+        return _of_stages(self.stages_of(question))
 
     def stages_of(self, question: Question) -> list[Served]:
         """The answer of every stage of the pipeline, as if the others had as many blocks."""
@@ -273,6 +268,14 @@ def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -
         )
 
 
+def _of_stages(answers: list[Served]) -> Served:
+    """The answer of the stage of the pipeline that has the fewest blocks."""
+    if len(answers) == 1:
+        return answers[0]
+    worst = min(answers, key=lambda answer: (answer.refusal is None, answer.kv_cache.blocks))
+    return replace(worst, notes=(_stages_in_words(answers, worst), *worst.notes))
+
+
 def _stages_in_words(answers: list[Served], worst: Served) -> str:
     each = ", ".join(
         f"{format_bytes(answer.weights_bytes)} of weights and {answer.kv_cache.blocks:,} blocks" for answer in answers
@@ -360,7 +363,7 @@ def _start(
         consumed=consumed,
         headroom=peak - stays,
         loading=max(allocated[: marks.before]) - away,
-        graphs_estimate=graphs.estimate(captured, reserved) if captured else 0,
+        graphs_estimate=graphs.estimate(captured, reserved) if captured and layout.groups else 0,
         graphs_taken=reserved[captured.end] - reserved[captured.start] if captured else 0,
     )
 
@@ -382,7 +385,7 @@ def _tokens(settings: Settings, layout: Layout, blocks: int) -> int:
     """The tokens in so many blocks, as the version prints them."""
     if versions.TOKENS_OF_REQUESTS.holds(settings.version):
         return int(layout.concurrency(blocks, settings.batch.length) * settings.batch.length)
-    return blocks // len(layout.groups) * layout.block_size
+    return blocks // len(layout.groups) * layout.block_size if layout.groups else 0
 
 
 def _answer(
@@ -396,7 +399,8 @@ def _answer(
     blocks = settings.more.blocks or layout.blocks(available)
     cache = KVCache(
         available_bytes=available, block_bytes=layout.block_bytes, block_size=layout.block_size, blocks=blocks,
-        tokens=_tokens(settings, layout, blocks), concurrency=layout.concurrency(blocks, length),
+        tokens=_tokens(settings, layout, blocks),
+        concurrency=layout.concurrency(blocks, length) or settings.batch.tokens / length,
         longest=layout.longest(available, settings.longest),
         groups=tuple((_words(shape, group.spec), group.layers) for group in layout.groups),
     )  # fmt: skip
@@ -406,8 +410,9 @@ def _answer(
         settings=settings.shown(method) | encoders.shown(shape, settings),
         total_bytes=total, requested_bytes=requested, weights_bytes=start.weights, parts=parts, kv_cache=cache,
         graphs_bytes=start.graphs_taken, fragmentation_bytes=start.slack,
-        outside=_outside(question.device, settings, shape), request_blocks=layout.request_blocks,
-        scheduler=lambda role="": _scheduler(settings, shape, layout, blocks, role),
+        outside=_outside(question.device, settings, shape),
+        request_blocks=layout.request_blocks if layout.groups else lambda _: 1,
+        scheduler=(lambda role="": _scheduler(settings, shape, layout, blocks, role)) if layout.groups else None,
         refusal=_refusal(question, settings, shape, layout, start, cache),
         notes=tuple(_notes(question, settings, shape)), basis=_basis(question, settings, shape, method),
     )  # fmt: skip
@@ -551,6 +556,8 @@ def _refusal(
             f"Free memory on device ({_gib(free)}/{_gib(device.capacity_bytes)} GiB) on startup is less than desired "
             f"GPU memory utilization ({settings.utilization:g}, {_gib(requested)} GiB)"
         )
+    if not layout.groups:
+        return None
     if cache.available_bytes <= 0:
         return "No available memory for the cache blocks. Try increasing gpu_memory_utilization"
     needed = layout.needed(settings.batch.length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, handed_on, options_of, started
 from graphmem.serving.installed import why_not as why_none
+from graphmem.serving.options import whole
 from graphmem.serving.starting import Asked
 from graphmem.serving.vllm.arguments import read
 from graphmem.serving.vllm.connectors import connector_for
@@ -36,6 +38,8 @@ _NOT_HANDED_ON = frozenset((
 ))  # fmt: skip
 #: The variable that chooses one of its two runners.
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+#: Ways beside tensor parallelism in which processes share a model: stages of a pipeline, replicas.
+_SHARED = ("pipeline_parallel_size", "data_parallel_size")
 _FIELDS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_dtype", "quantization", "dtype", "block_size",
@@ -54,41 +58,47 @@ def why_not(question: Question) -> str | None:
     none = why_none(question, PROGRAM.title, version())
     if none is not None:
         return none
-    options = dict(question.arguments)
-    ranks = (options.get(name) for name in ("pipeline_parallel_size", "data_parallel_size"))
-    if any(size not in (None, "1") for size in ranks):
-        return "the installed engine is followed neither in a pipeline nor in replicas"
-    if question.cold or question.non_torch_bytes or "outside" in options:
+    if question.cold or question.non_torch_bytes or "outside" in dict(question.arguments):
         return "the installed engine is followed where nothing is to be compiled, on a card that is its own"
     return None
 
 
-def serve(question: Question) -> Served:
-    """The engine's own answer. Raises :class:`UsageError` with its reason where it does not start for another one than
-    memory, :class:`NotFollowed` among them."""
+def stages_of(question: Question) -> list[Served]:
+    """The engine's own answer for every stage of the pipeline, as if the others had as many blocks. Raises
+    :class:`UsageError` with its reason where it does not start for another one than memory,
+    :class:`graphmem.serving.installed.NotFollowed` among them."""
     reason = why_not(question)
     if reason is not None:
         raise UsageError(f"--basis engine: {reason}")
-    folder = folder_of(question.model)
+    stages, replicas = (_number(question, name) for name in _SHARED)
     asked = Asked(
-        options=tuple(_options(question, folder)),
+        options=tuple(_options(question, folder_of(question.model), stages * replicas)),
         is_server=question.entry == "server",
         device=question.device,
         alloc_conf=question.alloc_conf,
-        processes=question.tensor_parallel_size,
+        processes=question.tensor_parallel_size * stages * replicas,
     )
+    return [_stage(question, replace(asked, rank=stage * question.tensor_parallel_size)) for stage in range(stages)]
+
+
+def _number(question: Question, name: str) -> int:
+    given = {option.replace("-", "_"): text for option, text in question.arguments}
+    return int(whole(1)(name, given.get(name, "1")))
+
+
+def _stage(question: Question, asked: Asked) -> Served:
     runner = dict(question.arguments).get("model_runner", "").lower()
     variables = ((_RUNNER, str(int(runner == "v2"))),) if runner else ()
     configuration = json.dumps(dict(question.model.config), default=str)
-    return _answer(question, started(PROGRAM, str(version()), asked, variables, configuration))
+    return _answer(question, asked.processes, started(PROGRAM, str(version()), asked, variables, configuration))
 
 
-def _options(question: Question, folder: Path | None) -> Iterator[str]:
+def _options(question: Question, folder: Path | None, groups: int = 1) -> Iterator[str]:
     """The engine's command line, but for a model without a folder of its own."""
     yield from options_of(PROGRAM, question, folder, {name: name for name in _FIELDS})
     if question.enforce_eager:
         yield "--enforce-eager"
-    if question.tensor_parallel_size > 1:  # each process begins as torchrun begins it, and starts no others
+    if question.tensor_parallel_size * groups > 1:  # each process begins as torchrun begins it, and starts no others
         yield from ("--distributed-executor-backend", "external_launcher", "--disable-custom-all-reduce")
     yield from handed_on(question, _NOT_HANDED_ON)
 
@@ -101,7 +111,7 @@ _SCHEDULING = ("kv_offloading_size", "enable_prefix_caching", "no_enable_prefix_
 _FOR_MEMORY = ("OutOfMemoryError", "No available memory for the cache", "KV cache is needed", "is less than desired")
 
 
-def _answer(question: Question, found: Mapping[str, Any]) -> Served:
+def _answer(question: Question, cards: int, found: Mapping[str, Any]) -> Served:
     refusal = checked(found, f"vLLM {version()}", _FOR_MEMORY)
     known = found["settings"]
     settings = {name: value for name, value in known.items() if name not in ("architecture", "batches_in_flight")}
@@ -117,7 +127,7 @@ def _answer(question: Question, found: Mapping[str, Any]) -> Served:
         version=str(version()),
         model=question.model.name,
         gpu=question.device.name,
-        cards=question.tensor_parallel_size,
+        cards=cards,
         settings=settings,
         total_bytes=total,
         requested_bytes=requested,

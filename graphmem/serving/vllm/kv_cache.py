@@ -69,7 +69,7 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block: groups take the same ones, so the widest decides."""
-        return max(group.block_bytes for group in self.groups)
+        return max((group.block_bytes for group in self.groups), default=0)
 
     def request_blocks(self, length: int) -> int:
         """Blocks of one request of so many tokens. A layer with a window keeps those before it and those being
@@ -89,7 +89,7 @@ class Layout:
 
     def blocks(self, available: int) -> int:
         """Blocks in so many bytes."""
-        return max(0, available // self.block_bytes)
+        return max(0, available // self.block_bytes) if self.groups else 0
 
     def needed(self, length: int) -> int:
         """Bytes that one request of this length needs (``_check_enough_kv_cache_memory``)."""
@@ -97,11 +97,11 @@ class Layout:
 
     def concurrency(self, blocks: int, length: int) -> float:
         """Requests of this length in so many blocks."""
-        return blocks / self.request_blocks(length)
+        return blocks / self.request_blocks(length) if self.groups else 0.0
 
     def longest(self, available: int, most: int) -> int:
         """The longest request that fits, 0 for none (``_estimate_max_model_len_from_groups``)."""
-        return largest(lambda length: self.needed(length) <= available, most)
+        return largest(lambda length: self.needed(length) <= available, most) if self.groups else 0
 
 
 def layout_of(
@@ -116,6 +116,8 @@ def layout_of(
 ) -> Layout:
     """The groups of a model of this shape (``get_kv_cache_groups``): of all stages' layers together, whichever has
     them."""
+    if shape.backend is not None and shape.backend.encodes:
+        return Layout((), block_size, tokens_in_flight)
     if shape.state is not None:
         specs, block_size = _state_specs(shape, tp, block_size, cache_bytes, prefixes=prefixes)
     else:

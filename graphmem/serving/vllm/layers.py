@@ -65,6 +65,15 @@ class WeightMethod(ABC):
         """True if Marlin's kernels multiply experts, else Triton's (fused_moe/experts/marlin_moe.py)."""
         return False
 
+    def narrowed(self, rows: int, width: int) -> list[int]:
+        """Bytes of what so many rows are quantised to before experts multiply them, with their scales."""
+        return []
+
+    @property
+    def by_cutlass(self) -> bool:
+        """True if CUTLASS's do (fused_moe/experts/cutlass_moe.py)."""
+        return False
+
     @property
     def by_triton(self) -> bool:
         """True if the kernels of triton_kernels do, which sort tokens first."""

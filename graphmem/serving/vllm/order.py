@@ -76,6 +76,7 @@ def start(
         run.limited_split(versions.SPLIT_WHILE_LOADING.holds(version)),
         run.phase("weights", Category.PARAMETER),
     ):
+        run.encoder_linear = shape.encoder_linear
         tower = shape.encoder.tower(run, settings.batch) if shape.encoder is not None else None
         model = families.family(run, shape)
         if settings.more.pools and not shape.tied:  # ``as_embedding_model`` lets go of the head (models/adapters.py)
@@ -83,6 +84,8 @@ def start(
         run.empty_cache()
         if isinstance(shape.linear, Unquantized):
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
+        for layer in run.encoder_layers:
+            layer.finish()
         model.finish()
         run.empty_cache()
         weights = run.last

@@ -7,6 +7,7 @@ Followed from vllm 0.32.0, ``layers/quantization`` (auto_awq, auto_gptq, compres
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,11 +29,21 @@ _NF4_BLOCK = 64
 #: Scales that it quantises together (``quantize_4bit`` with ``compress_statistics``).
 _NF4_NESTED = 256
 #: Rows that scales of experts are filled up to multiples of on Hopper, for eight warps (``HopperMXScaleLayout``).
-_SCALE_ROWS = 256
+_SCALE_ROWS, _SCALE_COLUMNS = 256, 4
+#: The tensors that ``swizzle_data`` (tensor_details/layout_details/hopper_value.py) makes of values and, by a minus,
+#: lets go, each as large as these, capitals a quarter; the last stays. Those of scales (hopper_scale.py): of their
+#: padded columns, capitals of rows too.
+_VALUES_ON_HOPPER = (
+    "ab-aacd-cce-cc-d-e-aAd-Aae-aaf-aa-e-f-dd-aa-c-dcde-ddf-dd-e-f-cCe-Ccf-ccg-cc-f-g-ee-cc-d-edef-eeg-ee-f-g-dDf-Dd"
+    "g-ddh-dd-g-h-ff-dd-e-fefg-ffh-ff-g-hgh-gg-f-h-eEf-Eeh-eei-ee-h-ihi-hh-e-i-fe-hf-g-eeg-ee-ggh-gg-e-he-g-a-c-d-f-b"
+)
+_SCALES_ON_HOPPER = "bc-bD-cE-D"
 #: Rows from which AWQ's own kernels unpack the weight (``FP16_MATMUL_HEURISTIC_CONDITION``, awq.py of 0.22).
 _LONG_PRODUCT = 256
 #: What a method takes where nobody says: bits, values of a group.
 _USUAL = (4, 128)
+#: What CUTLASS's kernels of eight bits want rows and columns to be multiples of.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,10 @@ class Float8(WeightMethod):
     online: bool = False
     native: bool = True
     static_inputs: bool = False
+    #: Whether the card multiplies eight bits of experts, whatever it does with layers.
+    narrows: bool = True
+    #: Whether experts may be multiplied by CUTLASS (``allow_vllm_cutlass``).
+    grouped: bool = False
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         columns, parts = sum(outputs), len(outputs)
@@ -182,6 +197,17 @@ class Float8(WeightMethod):
         scales = blocks or (columns if self.block < 0 else parts)
         found = {"weight": inputs * columns, "weight_scale": scales * 4}
         return found | {"input_scale": parts * 4} if self.static_inputs else found
+
+    @property
+    def by_cutlass(self) -> bool:
+        return self.grouped and self.native and self.block <= 0
+
+    def narrowed(self, rows: int, width: int) -> list[int]:
+        return [rows * width, self._scales(rows, width)] if self.narrows else []
+
+    def _scales(self, rows: int, width: int) -> int:
+        """Bytes of the scales of so many rows."""
+        return rows * 4 if self.block < 0 else rows * cdiv(width, self.block) * 4 if self.block else 4
 
     def scales_of_rows(self) -> int | None:
         """Of scales that are known, or made of one row: the kernel before quantises (``QuantFP8.forward_native``)."""
@@ -201,6 +227,9 @@ class Float8(WeightMethod):
             run.new(4, f"{name}.weight_scale")
             run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
         if self.native:
+            if not self.block and _aligned(inputs) * _aligned(columns) != inputs * columns:
+                padded = run.new(_aligned(inputs) * _aligned(columns), f"{name}.weight")
+                run.named[f"{name}.weight"] = run.replacing(run.named[f"{name}.weight"], padded)
             return
         if self.block <= 0:
             _replace(run, f"{name}.weight")
@@ -224,8 +253,31 @@ class Float8(WeightMethod):
         size = tokens * outputs * self.itemsize
         if not self.native:
             return marlin_product(run, tokens, size)
-        scales = tokens * 4 if self.block < 0 else tokens * cdiv(inputs, self.block) * 4 if self.block else 4
-        return run.replacing(run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales"), run.new(size))
+        held = [run.new(tokens * inputs, "quantised input"), run.new(self._scales(tokens, inputs), "its scales")]
+        if self.block:
+            return run.replacing(*held, run.new(size))
+        if _aligned(inputs) != inputs:
+            held.append(run.new(tokens * _aligned(inputs), "padded input"))
+        if _aligned(outputs) != outputs:
+            held.append(run.new(tokens * _aligned(outputs) * self.itemsize, "padded output"))
+        return run.replacing(*held, run.new(size))
+
+
+def _through(run: Run, steps: str, size: int, other: int) -> Tensor:
+    """What is left of tensors of one size and, in capitals, of the other, that are made and let go in these steps."""
+    alive: dict[str, Tensor] = {}
+    for step in re.findall("-?.", steps):
+        if step[0] == "-":
+            run.free(alive.pop(step[1]))
+        else:
+            alive[step] = run.new(other if step.isupper() else size)
+    (left,) = alive.values()
+    return left
+
+
+def _aligned(width: int) -> int:
+    """Rows and columns as CUTLASS multiplies them (``_pad_to_alignment``, kernels/linear/scaled_mm/cutlass.py)."""
+    return cdiv(width, _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -313,15 +365,20 @@ class Float4(WeightMethod):
 
     def _swizzle(self, run: Run, name: str, count: int) -> None:
         """Biases in fp32; values in the kernels' order; scales too, whose rows are filled up (``_swizzle_mxfp4``,
-        quantization/utils/mxfp4_utils.py). What is made on the way is gone
-        before the next."""
+        quantization/utils/mxfp4_utils.py)."""
         labels = [f"{name}.{part}_" for part in ("w13", "w2")]
         rows = [run.named[f"{label}bias"].bytes // (count * self.itemsize) for label in labels]
-        sizes = {f"{label}bias": count * own * 4 for label, own in zip(labels, rows, strict=True)}
+        made = {}
         for label, own in zip(labels, rows, strict=True):
-            sizes[f"{label}weight"] = run.named[f"{label}weight"].bytes
-            sizes[f"{label}scale"] = run.named[f"{label}scale"].bytes // own * (cdiv(own, _SCALE_ROWS) * _SCALE_ROWS)
-        made = {label: run.new(size, label) for label, size in sizes.items()}
+            made[f"{label}bias"] = run.new(count * own * 4, f"{label}bias")
+        for label, own in zip(labels, rows, strict=True):
+            values = run.named[f"{label}weight"].bytes
+            columns = cdiv(run.named[f"{label}scale"].bytes // (count * own), _SCALE_COLUMNS) * _SCALE_COLUMNS
+            padded = run.new(count * columns * own)
+            made[f"{label}weight"] = _through(run, _VALUES_ON_HOPPER, values, values // 4)
+            whole = count * columns * cdiv(own, _SCALE_ROWS) * _SCALE_ROWS
+            made[f"{label}scale"] = _through(run, _SCALES_ON_HOPPER, padded.bytes, whole)
+            run.free(padded)
         for label, new in made.items():
             run.free(run.named[label])
             run.named[label] = new
@@ -513,6 +570,7 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
         block=size[0],
         online=not own,
         native=_multiplies_fp8(question, size[0]),
+        narrows=reaches(question.device.capability, _NATIVE_FP8),
         static_inputs=own.get("activation_scheme") == "static",
     )
 
@@ -541,6 +599,8 @@ def _bits(model: ServedModel, value: object) -> int:
 
 #: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_block_fp8_supported``, ``cutlass_fp4_supported``).
 _NATIVE_FP8, _NATIVE_FP8_BLOCKS, _NATIVE_FP4 = (8, 9), (9, 0), (10, 0)
+#: Those from which and up to which CUTLASS multiplies experts (``cutlass_group_gemm_supported``).
+_GROUPED = (9, 0), (11, 0)
 #: The cards that Machete is for, and no later ones (``MacheteLinearKernel.can_implement``).
 _MACHETE_CARDS = (9, 0)
 
@@ -560,7 +620,9 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             itemsize,
             block=edge if edge > 0 else -1 if strategy == "channel" else 0,
             native=_multiplies_fp8(question, edge),
+            narrows=reaches(device.capability, _NATIVE_FP8),
             static_inputs=bool(inputs) and not inputs.get("dynamic", True),
+            grouped=reaches(device.capability, _GROUPED[0]) and not reaches(device.capability, _GROUPED[1]),
         )
     if kind == "float" and bits == 4:
         return Float4(itemsize, group if group > 0 else 32, 1, native=reaches(device.capability, _NATIVE_FP4))

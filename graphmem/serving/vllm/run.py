@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from graphmem.devices import Device
 from graphmem.trace import Category, EventKind, TraceBuilder
+
+if TYPE_CHECKING:
+    from graphmem.serving.vllm.layers import Linear, LinearMethod
 
 #: ``_scoped_allocator_max_split`` (v1/worker/gpu_worker.py): the least that PyTorch allows.
 MAX_SPLIT = "max_split_size_mb:20"
@@ -96,6 +100,9 @@ class Run:
         self.ropes: set[object] = set()
         #: How layers of experts are shared out.
         self.experts = ExpertRanks(slices=tp)
+        #: How an encoder keeps its weights, None where they stay as they are, and its linear layers.
+        self.encoder_linear: LinearMethod | None = None
+        self.encoder_layers: list[Linear] = []
         self._stream = 0
         self._pool = 0
 

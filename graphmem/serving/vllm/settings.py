@@ -29,11 +29,11 @@ DTYPES = {"auto": 0, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float3
 STATES = ("mamba2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2")
 #: Speculative methods of the first model runner alone, which do not schedule ahead (config/vllm.py).
 _FIRST_RUNNER_ONLY = ("medusa",)
-#: Ends of the names of classes that pool.
-_POOLING = (
-    "ForTextEncoding", "EmbeddingModel", "ForSequenceClassification", "ForTokenClassification", "ClassificationModel",
-    "ForRewardModeling", "RewardModel",
-)  # fmt: skip
+#: ``model_type`` of the engine's encoders of text, which read in both directions: whole texts, and nothing is kept.
+ENCODERS = ("bert", "modernbert", "roberta", "xlm-roberta")
+#: Ends of the names of classes that generate, and of those that pool.
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+_POOLING = ("ForTextEncoding", "ForSequenceClassification", "ForTokenClassification", "ForRewardModeling", "Model")
 #: Keys that say how many experts there are, and kinds with layers of states.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WITH_STATES = (*STATES, "lfm2", "lfm2_moe", "mamba", "falcon_mamba", "jamba", "qwen3_next", "qwen3_5_text")
@@ -145,6 +145,8 @@ def _batch(question: Question, version: Version, more: Arguments) -> tuple[Batch
         tokens = min(requests * length, tokens if chunked else max(length, tokens))
     else:
         tokens = _positive("max_num_batched_tokens", question.max_num_batched_tokens)
+        if question.max_num_seqs is None:
+            requests = min(requests, tokens)
         _check_tokens(tokens, requests, length, more)
     block_size = question.block_size or BLOCK_SIZE
     if block_size < 1 or block_size % _BLOCK_STEP:
@@ -178,9 +180,13 @@ def _utilization(question: Question, version: Version) -> float:
 def _pooling(question: Question, more: Arguments) -> Arguments:
     """A model whose class says that it pools does, where nothing else is asked (``_SUFFIX_TO_DEFAULTS``,
     config/model.py)."""
+    config = question.model.config
+    if config.get("model_type") in ENCODERS:
+        return replace(more, pools=True, chunked_prefill=False, prefix_caching=False)
     given = {name.replace("-", "_") for name, _ in question.arguments}
-    named = question.model.config.get("architectures")
-    pools = isinstance(named, list) and named and str(named[0]).endswith(_POOLING)
+    named = config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    pools = name.endswith(_POOLING) and not name.endswith(_GENERATING)
     return replace(more, pools=True) if pools and not given & {"runner", "task", "convert"} else more
 
 

@@ -22,11 +22,15 @@ def start(asked: Asked, watched: Watched) -> dict[str, Any]:
     args = arguments.from_cli_args(parser.parse_args(list(asked.options)))
     engine_class = import_module("vllm.v1.engine.llm_engine").LLMEngine
     _leave_out_warm_up(worker)
+    if "--pipeline-parallel-size" in asked.options:
+        _allow_pipelines()
     gc.freeze()
     with watched.methods(worker, STAGES):
         watched.engine = engine_class.from_engine_args(
             args, usage_context=context.OPENAI_API_SERVER if asked.is_server else context.LLM_CLASS
         )
+        if STAGES[-1] not in watched.results:  # a model without a cache is not profiled when it starts
+            watched.owner.determine_available_memory()
     return _of_engine(watched.engine.engine_core.engine_core)
 
 
@@ -39,6 +43,16 @@ def _leave_out_warm_up(worker: Any) -> None:
         executor.compile_or_warm_up_model = lambda _: None
     times = getattr(import_module("vllm.v1.worker.worker_base"), "CompilationTimes", None)
     worker.compile_or_warm_up_model = lambda _: 0.0 if times is None else times(0.0, 0.0)
+
+
+def _allow_pipelines() -> None:
+    """The second runner lacks nothing in a pipeline whose processes begin as torchrun begins them, but that its answer
+    is on the last of them alone."""
+    config = import_module("vllm.config.vllm").VllmConfig
+    name = "_get_v2_model_runner_unsupported_features"
+    lacks = getattr(config, name, None)
+    if lacks is not None:
+        setattr(config, name, lambda self: [one for one in lacks(self) if "external_launcher" not in one])
 
 
 def _parser_class() -> Any:

@@ -8,6 +8,7 @@ and modules (growth outside torch is 0), the driver's part of CUDA graphs, autot
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -94,6 +95,12 @@ Executor.compile_or_warm_up_model = lambda self: None
 _times = getattr(worker_base, "CompilationTimes", None)
 gpu_worker.Worker.compile_or_warm_up_model = lambda self: 0.0 if _times is None else _times(0.0, 0.0)
 
+# What prepares texts that are pooled wants a tokenizer, and has no memory of a card.
+with contextlib.suppress(ImportError):
+    from vllm.entrypoints.pooling import offline
+
+    offline.init_pooling_io_processors = lambda *arguments, **options: {}
+
 if _RANKS > 1:
     CASE["settings"]["distributed_executor_backend"] = "external_launcher"
     # The second runner lacks nothing here that it has with other launchers: it only cannot answer on all ranks.
@@ -118,6 +125,8 @@ if "draft_config" in CASE:
     del CASE["settings"]["speculative_config"]["model"]
 core = engine.llm_engine.engine_core.engine_core
 worker = core.model_executor.driver_worker.worker
+if not profiles:  # a model without a cache is not profiled when it starts
+    worker.determine_available_memory()
 profile = profiles[0] if profiles else None
 config, cache = worker.vllm_config, core.scheduler.kv_cache_config
 CASE |= {

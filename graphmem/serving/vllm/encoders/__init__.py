@@ -182,7 +182,8 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
             grid=video if video is not None and items.modality == "video" else made.grid,
             normalises=on_card.holds(settings.version),
         )
-    return replace(shape, encoder=made)
+    quantised = question.quantization is not None and not mapping(around, "quantization_config")
+    return replace(shape, encoder=made, encoder_linear=shape.linear if quantised else None)
 
 
 def shown(shape: Shape, settings: Settings) -> dict[str, Any]:
@@ -283,10 +284,6 @@ def _check(around: ServedModel, question: Question, settings: Settings) -> None:
     if more.pipeline > 1:
         raise UsageError(f"{name}: a pipeline of a model with an encoder is not followed{alone}")
     method = around.config.get("quantization_config")
-    if question.quantization is not None and not isinstance(method, Mapping):
-        raise UsageError(
-            f"{name}: --quantization of a checkpoint that has none also takes its encoder, not followed{alone}"
-        )
     if isinstance(method, Mapping) and not _spared(method):
         raise UsageError(f"{name}: quantization_config does not say that the encoder stays as it is{alone}")
 

@@ -110,8 +110,11 @@ def quick_gelu(run: Run, size: int) -> Tensor:
 def linear(
     run: Run, name: str, inputs: int, outputs: list[int], itemsize: int, *, bias: bool = True, reduce: bool = False
 ) -> Linear:
-    """A layer of an encoder, which is not quantised; sizes are this rank's."""
-    return Linear(run, name, inputs, outputs, Unquantized(itemsize), itemsize, bias=bias, reduce=reduce)
+    """A layer of an encoder; sizes are this rank's."""
+    method = run.encoder_linear or Unquantized(itemsize)
+    made = Linear(run, name, inputs, outputs, method, itemsize, bias=bias, reduce=reduce)
+    run.encoder_layers.append(made)
+    return made
 
 
 def shared(run: Run, what: str, size: int) -> int:

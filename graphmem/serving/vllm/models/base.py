@@ -207,6 +207,8 @@ class Shape:
     #: Layers of states where they are not all the others.
     states: int = 0
     encoder: Encoder | None = None
+    #: How the encoder keeps its weights; None: as they are.
+    encoder_linear: LinearMethod | None = None
     position_rows: int = 0
     #: Layers that predict further tokens, which are loaded where they are to draft.
     predicts: int = 0

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from graphmem.errors import UsageError
 from graphmem.serving.vllm.layers import AttentionScales, Embedding, Linear, dropped_head, rotary
+from graphmem.serving.vllm.lora import Adapters, Slots, wrapper
 from graphmem.serving.vllm.models.base import Attend, Family, Piece, Shape
 from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
@@ -21,6 +22,12 @@ from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
 from graphmem.trace import Category
 
+#: ``model_type`` of the engine's own code that takes adapters (``SupportsLoRA``), and whether those of embeddings and
+#: of the head too (``embedding_modules``, model_executor/models). Transformers' code takes those of embeddings.
+ADAPTED = {
+    "apertus": (True, True), "cohere": (True, False), "cohere2": (True, False), "exaone4": (True, True),
+    "glm4": (False, False), "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
+}  # fmt: skip
 #: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
 _TABLES_FIRST = ("gpt_oss",)
 
@@ -79,7 +86,11 @@ class Captured(Family):
         self.plan = plan_of(self.backend, self._linears, list(self._norms), shape.itemsize)
         if self.plan is not None:
             self.followed_layers = Family.followed_layers
-        self.head, self.soft_cap = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first), shape.soft_cap
+        if self.backend.encodes:
+            self.head = next(iter(self._tables.values()))
+        else:
+            self.head = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first)
+        self.soft_cap = shape.soft_cap
 
     def _make(self, layer: Layer) -> None:
         run, shape = self.run, self.shape
@@ -126,6 +137,16 @@ class Captured(Family):
             layer.finish()
         for scales in self._scales:
             scales.finish()
+
+    def adapt(self, adapters: Adapters) -> list[Slots]:
+        if self._experts or self._states or self._latents:
+            return super().adapt(adapters)
+        wrapper(self.run, adapters)
+        embeds, logits = ADAPTED[self.shape.kind] if self.backend.own_code else (True, False)
+        tables = list(self._tables.values())
+        made: list[Slots] = [tables[0].adapt(adapters, head=False)] if embeds else []
+        made += [linear.adapt(adapters) for linear in self._linears.values()]
+        return [*made, self.head.adapt(adapters, head=True)] if logits else made
 
     def _fused_last(self) -> list[Linear]:
         """The linear layers as the backend's modules have them: what it fuses comes behind the others of its module

@@ -249,6 +249,7 @@ class Decoder(Family):
         self.taps: tuple[int, ...] = ()
         self.tapped: list[Tensor] = []
         self._sent: Tensor | None = None
+        self._means: list[Tensor] = []
 
     def mixing(self, name: str, index: int) -> Mixing:
         """The part of the layer before its feed-forward layer."""
@@ -453,7 +454,9 @@ class Decoder(Family):
         first, normed = projected, projected
         if run.tp > 1:
             first = run.new(width, "all-reduced")
-        else:
+        if self.style.post_norms:  # the sum behind the norm is made anew by the last kernel, from its rows' means
+            self._means = [run.new(tokens * 4, "means of squares")]
+        if run.tp == 1:
             normed = run.new(width, "normed")
         if isinstance(layer.mlp, Experts):
             spare = [normed, run.new(width, "sum before experts")] if run.tp == 1 else []
@@ -483,15 +486,15 @@ class Decoder(Family):
             if run.tp > 1:
                 reduced = run.new(width, "all-reduced")
                 normed = run.new(width, "normed")
-                run.free(reduced, first)
+                run.free(reduced, first, *self._means)
                 after, spare = output, None
             elif written:
                 normed, after = written
-                run.free(first, output)
+                run.free(first, output, *self._means)
                 spare = None
             else:
                 after, normed = run.new(width, "residual"), run.new(width, "normed")
-                run.free(first)
+                run.free(first, *self._means)
                 spare = output if same else None
                 if not same:
                     run.free(output)
@@ -526,7 +529,7 @@ class Decoder(Family):
                 output = run.replacing(output, run.new(width, "all-reduced"))
             if hands_on:
                 self._sent = run.new(width, "residual for the next stage")
-        run.free(first, attended)
+        run.free(first, attended, *self._means)
         if residual != self._given:
             run.free(residual)
         return output

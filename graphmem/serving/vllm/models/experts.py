@@ -22,6 +22,8 @@ _TILE = 128
 _MARLIN_TILES, _MARLIN_FULL = (8, 16, 32, 48, 64), 0.9
 #: VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD (envs.py).
 _BESIDE_TOKENS = 256
+#: Indices that are kept of every permuted token, and tokens of a tile of CUB's radix sort (384 threads, 16 each).
+_PERMUTED, _SORTED = 7, 6144
 #: Experts that one kernel chooses among without scratch.
 _MOST_FUSED = 256
 
@@ -65,6 +67,9 @@ class Experts:
         if self.shared is not None:
             self.shared.finish()
         self.method.finish_experts(self.run, f"{self.name}.experts", self.local)
+        if self.method.by_cutlass:
+            for part in ("inputs and outputs", "products", "gate and up"):
+                self.run.new(self.local * 8, f"{self.name}.experts.strides of {part}", Category.BUFFER)
 
     def __call__(self, tokens: int) -> Tensor:
         """The output; the input is the caller's."""
@@ -139,20 +144,37 @@ class Experts:
         if replicas > 1:
             gathered.append(run.new(total * self.shape.hidden * size, "tokens of all replicas"))
             gathered += [run.new(total * chosen * 4, "experts of tokens of all replicas") for _ in range(2)]
+        gathered += [run.new(one, "quantised tokens") for one in self.method.narrowed(total, self.hidden)]
         wide, row = max(2 * self.width, self.hidden), total * chosen * size
         if run.keeps_scratch:
             run.scratch(row * (max(self.width, self.hidden) + wide))
         else:  # ``fused_experts`` (fused_moe/fused_moe.py)
             gathered += [run.new(row * values, "experts' products") for values in (wide, self.width)]
+        if self.method.by_cutlass:
+            self._permute(total * chosen)
+            run.free(*reversed(gathered))
+            return
         count, tile = self.experts.count + run.experts.redundant, self._tile(total)
         padded = total * chosen + count * (tile - 1)
         aligned = [run.new(one) for one in (padded * 4, cdiv(padded, tile) * 4, 4)]
         run.temporary((count + 1) * 4)
+        run.free(*[run.new(one, "quantised products") for one in self.method.narrowed(total * chosen, self.width)])
         if self.method.by_marlin:
             marlin_locks(run)
             for columns in (2 * self.width, self.hidden):
                 marlin_sums(run, columns, tile, padded)
         run.free(*reversed(aligned), *reversed(gathered))
+
+    def _permute(self, rows: int) -> None:
+        """Tokens in the order of their experts, by indices that stay for all layers (``MoEPermuteScratch``,
+        fused_moe/moe_permute_unpermute.py), with what CUB sorts them by: counts of 256 digits, of every tile and in
+        all. Sizes of the products come and go."""
+        run = self.run
+        run.once("offsets of experts", (self.local + 1) * 8)
+        for number in range(_PERMUTED):
+            run.once(f"indices {number} of permuted tokens", rows * 4)
+        run.once("sorting of permuted tokens", (cdiv(rows, _SORTED) + 1) * 256 * 4 + 256)
+        run.temporary(self.local * 12, self.local * 12)
 
     def _sorted(self, tokens: int) -> Tensor:
         """Tokens sorted by expert, and products that nothing keeps (``triton_kernel_moe_forward``,
@@ -222,7 +244,8 @@ def _make_layer(run: Run, shape: Shape, name: str) -> list[Tensor]:
 
 def rearrange(run: Run, shape: Shape) -> None:
     """``EplbState.rearrange`` while the engine profiles: the load in the last steps by expert, its sum, and room to
-    gather the experts of a layer into (distributed/eplb/{eplb_state,rebalance_execute}.py)."""
+    gather the experts of a layer into (distributed/eplb/{eplb_state,rebalance_execute}.py), each weight's by way of a
+    flat copy of those of all ranks (``ProcessGroupNCCL::allgather``)."""
     experts = shape.experts
     if experts is None or not run.experts.balanced:
         return
@@ -233,4 +256,7 @@ def rearrange(run: Run, shape: Shape) -> None:
     run.temporary(layers * copies, layers * copies * 8)
     total = run.new(layers * experts.count * 8, "sum of the load")
     run.temporary(_WINDOW * layers * experts.count * 8)
-    run.free(*_make_layer(run, shape, "experts that are gathered"), load, total)
+    gathered = _make_layer(run, shape, "experts that are gathered")
+    for weight in gathered:
+        run.temporary(run.experts.ranks * weight.bytes)
+    run.free(*gathered, load, total)
