@@ -176,11 +176,6 @@ class Code(Enum):
     NO_OUTLIERS = _more(
         "no activation was taken to exceed the threshold of LLM.int8(), so none is multiplied in 16 bits", ASSUMPTIONS
     )
-    CUDA_GRAPHS_LEFT_OUT = _unbounded(
-        "torch.compile: CUDA graphs (mode reduce-overhead, max-autotune) are not modelled with gradients; this is the "
-        "step without them. Their pool keeps what a captured graph allocates: of three recorded models the reserved "
-        "peak was 3 % below, equal to, and 17 % above that of mode default, the last where activations dominate"
-    )
     AUTOTUNING_LEFT_OUT = _unbounded(
         "torch.compile: max-autotune chooses kernels by timing on the card; the choices of mode default are assumed"
     )

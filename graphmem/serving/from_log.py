@@ -213,7 +213,10 @@ def _model(path: Path, asked: _Query, model: str | None, card: Device) -> tuple[
         return named, frozenset()
     if named is None and log.own_model is not None:
         return log.own_model
-    tried = ((asked.off(one, card, ("weights", _TOKEN)), one) for one in models_like(named, log.architecture, method))
+    like = [*models_like(named, log.architecture, method)]
+    if named is None and log.mentioned is not None:
+        like.append(model_named(log.mentioned))
+    tried = ((asked.off(one, card, ("weights", _TOKEN)), one) for one in like)
     off, nearest = min(tried, key=lambda one: one[0], default=(math.inf, None))
     if nearest is not None and off <= _SAME_MODEL:
         return replace(

@@ -21,6 +21,7 @@ from graphmem.devices import device_named
 from graphmem.errors import SourceError, UsageError, reading
 from graphmem.serving.base import ServedModel
 from graphmem.serving.commands import asked_by, pairs_in
+from graphmem.sources.hub import known_model
 from graphmem.units import GIB
 
 #: Bytes that are read of a file, and of a line: all options of a start, some hundred names with their values, are in
@@ -46,6 +47,8 @@ _WORD = re.compile(r"(?:^|\) )\s*\[?'([^']{0,4000})'[,\]]")
 _ARCHITECTURE = re.compile(r"(?:Resolved architecture: |Load weight end\b.{0,400}? type=)(\w+)")
 #: A folder of the Hub's cache.
 _CACHED = re.compile(r"(models--[\w.-]+?--[\w.-]+)")
+#: A model's name on the Hub, in words around a log.
+_ON_THE_HUB = re.compile(r"(?:(?<=huggingface\.co/)|(?<![\w./-]))[\w-]{2,40}/[\w.-]{2,80}(?![\w/])")
 #: How an engine says that its card is Windows', whose driver keeps nothing of the board for itself.
 _WINDOWS = "WSL is detected"
 #: How engines say that they run on something else than a CUDA card.
@@ -82,7 +85,8 @@ class Log:
     """What a log says of the engine's last start. ``settings`` have the engine's own names, values as text; ``printed``
     figures the names of the parts of an answer (:class:`graphmem.serving.base.Part`). ``total_bytes`` of the card, and
     ``free_bytes`` of it before the weights were loaded. ``service``: which of several of docker compose it is;
-    ``architecture``: the class of the model."""
+    ``architecture``: the class of the model;
+    ``mentioned``: the one public model that words around the log name."""
 
     engine: str
     version: str | None
@@ -98,6 +102,7 @@ class Log:
     own_model: tuple[ServedModel, frozenset[str]] | None = None
     architecture: str | None = None
     is_cuda: bool = True
+    mentioned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -160,10 +165,13 @@ class Reader:
         command = {self.model[0]: named} | _options_in(words) if named else {}
         settings = {**command, **self.settings(start)}
         model = next((settings[name] for name in self.model if settings.get(name)), None)
+        model = model or next(_found(lines, _CACHED), None)
+        own_model = self.model_in(start)
+        mentioned = None if own_model else _known_in(lines)
         return Log(
             self.engine,
             self._version(start),
-            model or next(_found(lines, _CACHED), None),
+            model or mentioned,
             {name: text for name, text in settings.items() if name not in self.model and not _SECRET.search(name)},
             printed,
             card_in(start) or card_in(lines),
@@ -173,7 +181,8 @@ class Reader:
             names_options=bool(command)
             or not self.options_lines
             or any(one in line for line in start for one in self.options_lines),
-            own_model=self.model_in(start),
+            own_model=own_model,
+            mentioned=mentioned,
             architecture=next(_found(start, _ARCHITECTURE), None),
             is_cuda=not any(map(_OTHER_PLATFORM.search, start)),
         )
@@ -196,6 +205,13 @@ class Reader:
         if is_printed or not starts:
             starts.append(lines[begin:])
         return starts[-1]
+
+
+def _known_in(lines: Sequence[str]) -> str | None:
+    """The one public model that words around a log name, as in an issue; None where there are several, or none."""
+    named = {match.strip(".") for line in lines for match in _ON_THE_HUB.findall(line)}
+    found = {known: name for name in sorted(named) if (known := known_model(name)) is not None}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _sizes(lines: Sequence[str], expressions: Sequence[re.Pattern[str]]) -> Iterator[int]:
@@ -292,7 +308,7 @@ def commands_in(lines: Sequence[str]) -> dict[str, list[str]]:
         text = _command_of(line)
         if text is None:
             continue
-        while text.endswith("\\") and len(text) < _LONGEST_LINE:
+        while text.endswith(("\\", "`")) and len(text) < _LONGEST_LINE:
             text = text[:-1] + " " + next(following, "").strip()
         with suppress(ValueError, UsageError):
             named, _, engine, *words = asked_by(shlex.split(text))

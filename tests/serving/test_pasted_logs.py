@@ -216,6 +216,35 @@ def test_a_model_and_a_card_without_names_are_known_by_what_they_have(tmp_path: 
         compared(path)
 
 
+def test_a_model_may_stand_in_the_words_around_a_log(tmp_path: Path) -> None:
+    cut = "".join(line + "\n" for line in END.splitlines() if "Starting to load" not in line)
+    words = "A start of Qwen/Qwen2.5-Math-1.5B, on and/or off.\n"
+    assert _compared(tmp_path, words + cut).served.model == "Qwen/Qwen2.5-Math-1.5B"
+    ranks = "INFO [parallel_state.py:954] rank 1 in world size 2 is assigned as DP rank 0, PP rank 0, TP rank 1\n"
+    assert _compared(tmp_path, words + ranks + cut).served.cards == 2
+    assert _compared(tmp_path, words + ranks.replace("PP rank 0", "PP rank 1") + cut).served.cards == 1
+    elsewhere = words + END.replace("../models/Qwen2.5-Math-1.5B", "/out/merged")
+    assert _compared(tmp_path, elsewhere).served.model.startswith("Qwen/Qwen2.5-Math-1.5B, or one of its shape")
+    with pytest.raises(UsageError, match="does not name its model"):
+        _compared(tmp_path, words + "Unlike facebook/opt-125m.\n" + cut)
+
+
+def test_first_releases_of_the_second_engine_took_many_requests(tmp_path: Path) -> None:
+    """Tokens of a public log: 1,024 requests by default on an A100 until 0.8.4."""
+    text = (
+        "INFO [core.py:54] Initializing a V1 LLM engine (v0.8.2) with config: model='meta-llama/Llama-3.1-8B-Instruct',"
+        " dtype=torch.bfloat16, max_seq_len=131072, tensor_parallel_size=1, quantization=None, enforce_eager=False\n"
+        "INFO [api_server.py:982] args: Namespace(max_num_seqs=None, max_num_batched_tokens=2048, enable_lora=True,"
+        " max_loras=2, max_lora_rank=16, gpu_memory_utilization=0.9)\n"
+        "INFO [topk_topp_sampler.py:53] Using FlashInfer for top-p & top-k sampling.\n"
+        "INFO [kv_cache_utils.py:566] GPU KV cache size: 148,096 tokens\n"
+    )
+    (tokens,) = _compared(tmp_path, text, gpu="A100-40GB").terms
+    assert tokens.predicted == pytest.approx(148096, rel=0.005)
+    (tokens,) = _compared(tmp_path, text.replace("v0.8.2", "v0.8.4"), gpu="A100-40GB").terms
+    assert tokens.predicted > 1.05 * 148096
+
+
 def test_words_of_a_command_may_stand_on_lines_of_their_own(tmp_path: Path) -> None:
     words = ["serve", "/ckpt/step-900", "--max_num_seqs", "8", "--gpu-memory-utilization", "0.5"]
     lines = [f"(Server pid=3)  {'[' * (word == 'serve')}{word!r}," for word in words]

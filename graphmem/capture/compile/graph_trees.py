@@ -1,11 +1,14 @@
-"""CUDA graphs that Inductor captures itself (mode ``reduce-overhead``), for code that runs without gradients.
+"""CUDA graphs that Inductor captures itself (mode ``reduce-overhead``).
 
 ``manager`` (``torch/_inductor/cudagraph_trees.py`` of PyTorch 2.13), whose work on addresses and weak references needs
-a card, is followed as far as memory sees it: a compiled function runs in the graphs' own pool the first time it is
-called, on a stream of theirs (the warm-up); it is captured in the next invocation of compiled code (a generation), its
-inputs copied into the pool first, unless they are parameters or were marked to stay where they are (transformers'
-static caches are); then it is replayed, which takes nothing. Results of a generation are given back when the next one
-begins. cuBLAS's workspaces of the stream live in the pool, and are given back after each run.
+a card, is followed as far as memory sees it. All graphs share a pool and a stream. A compiled function runs in the
+pool the first time (its warm-up); it is captured when it is called once more, its inputs copied into the pool first,
+unless they are parameters, were marked to stay where they are (transformers' static caches are), or are results of the
+graphs before it; then it is replayed, which takes nothing. A run is a path: what is called while results of an earlier
+function live comes after that one, and is captured anew after another. A path ends when all of its results are dead,
+or with the next call of compiled code (a generation) after a backward pass: then they are given back. Between replays
+the pool holds nothing; what is warmed up or captured after one finds again what was in it. cuBLAS's workspaces of the
+stream live in the pool, and are given back after each run.
 """
 
 from __future__ import annotations
@@ -24,17 +27,12 @@ from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"
 
-
-@dataclass
-class _Replay:
-    """A captured graph: the places of its static inputs, and the results of every replay."""
-
-    graph: Any
-    addresses: tuple[int, ...]
-    outputs: list[Any]
+_Storage = Any
+#: Of an output: its place on the path (the number of graphs before its own), and among the outputs.
+_Place = tuple[int, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Function:
     """A compiled function of inputs of one size."""
 
@@ -42,11 +40,59 @@ class _Function:
     static: frozenset[int]
     mutated: tuple[int, ...]
     is_warm: bool = False
-    replays: list[_Replay] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Rebuilt:
+    """A result of a replay: memory of the pool that the allocator counts as free by then."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(output: torch.Tensor) -> _Rebuilt:
+        return _Rebuilt(output.shape, output.stride(), output.dtype, output.device)
+
+    def made(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+@dataclass(eq=False)
+class _Node:
+    """One run of a function, and what was before it on its path; captured, it has the places of its inputs that stay,
+    and how its results are made in a replay. ``storages``: of the results of its latest run, those in the pool."""
+
+    function: _Function
+    parent: _Node | None
+    storages: list[Callable[[], _Storage | None] | None] = field(default_factory=list)
+    places: tuple[object, ...] = ()
+    dead: tuple[_Place, ...] = ()
+    results: list[Any] = field(default_factory=list)
+    children: list[_Node] = field(default_factory=list)
+
+    def path(self) -> list[_Node]:
+        """From the first one to this."""
+        return [*(self.parent.path() if self.parent is not None else ()), self]
+
+    def live(self) -> dict[_Place, _Storage]:
+        """The results of the path that live."""
+        found = {}
+        for depth, node in enumerate(self.path()):
+            for index, reference in enumerate(node.storages):
+                storage = reference() if reference is not None else None
+                if storage is not None:
+                    found[depth, index] = storage
+        return found
+
+    def _is_cuda_graph_recorded_tensor(self, tensor: torch.Tensor) -> bool:
+        """Dynamo asks so of an optimizer's gradients."""
+        return any(storage is tensor.untyped_storage() for storage in self.live().values())
 
 
 class GraphTrees:
-    """The graphs of one capture. All of them share a pool and a stream, and an empty graph holds the pool."""
+    """The graphs of one capture; an empty one holds the pool."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -54,11 +100,16 @@ class GraphTrees:
         self._stream: Any = None
         self._pool: Any = None
         self._generation = -1
-        self._is_warming_up = False  # in this generation something ran for the first time: nothing is captured in it
-        self._returned: list[Any] = []  # weak references to the storages that this generation has returned
+        self._is_pending = False  # a forward pass waits for its backward pass
+        self._state = ""  # of the current node: "warm-up", "captured", "replayed"
+        self._roots: list[_Node] = []
+        self._found_again: dict[int, torch.Tensor] = {}
+        self.current_node: _Node | None = None
 
     def patch(self, patches: Patches) -> None:
-        patches.replace("torch._inductor.cudagraph_trees.cudagraphify_impl", _LOST, self._with_graphs)
+        trees = "torch._inductor.cudagraph_trees"
+        patches.replace(f"{trees}.cudagraphify_impl", _LOST, self._with_graphs)
+        patches.replace(f"{trees}.get_manager", _LOST, lambda *_, **__: self if self._pool is not None else None)
 
     def forget(self) -> None:
         """The capture is over: graphs that end from here on give nothing back."""
@@ -68,6 +119,10 @@ class GraphTrees:
 
     # --- what Inductor calls ------------------------------------------------------------------------------------------
 
+    def set_to_running_backward(self) -> None:
+        """A backward pass runs that is not captured."""
+        self._is_pending = False
+
     def _with_graphs(
         self,
         model: Callable[[list[object]], object],
@@ -75,12 +130,11 @@ class GraphTrees:
         static: Sequence[int],
         *,
         is_inference: bool,
+        is_backward: bool = False,
         mutated_input_idxs: Sequence[int] = (),
         **__: object,
     ) -> Callable[[list[Any]], Any]:
         """``cudagraphify_impl``: a function for every combination of the inputs that are numbers."""
-        if not is_inference:
-            return model
         functions: dict[tuple[int, ...], tuple[_Function, list[int]]] = {}
 
         def run(inputs: list[object]) -> object:
@@ -95,58 +149,79 @@ class GraphTrees:
                 functions[key] = _Function(model, stays, tuple(mutated_input_idxs)), checked
             function, checked = functions[key]
             copy_misaligned_inputs(inputs, checked)
-            return self._run(function, inputs)
+            self._hold_pool()
+            outputs = self._run(function, inputs)
+            if not is_inference:
+                self._is_pending = not is_backward
+            return outputs
 
         return run
 
     def _run(self, function: _Function, inputs: list[object]) -> object:
         """``manager._run``."""
-        if self._pool is None:
-            self._begin()
-        self._begin_generation()
-        if any(index not in function.static and not self._is_own(inputs[index]) for index in function.mutated):
+        if self._state in ("warm-up", "captured"):
+            self._try_to_end()
+        managed = self._managed(inputs)
+        if any(index not in function.static and index not in managed for index in function.mutated):
             return function.model(inputs)  # what is written into lies elsewhere each time
-        if not function.is_warm or self._is_warming_up:
-            function.is_warm = self._is_warming_up = True
+        if not function.is_warm or self._state == "warm-up":
+            if self._state == "replayed":
+                self._find_again()
+            function.is_warm = True
             return self._warm_up(function, inputs)
-        addresses = tuple(_address(inputs[index]) for index in sorted(function.static))
-        for replay in function.replays:
-            if replay.addresses == addresses:
-                inputs.clear()
-                return list(replay.outputs)
-        return self._capture(function, inputs, addresses)
+        if self._state != "captured":
+            for node in self.current_node.children if self.current_node is not None else self._roots:
+                if node.function is function and self._fits(node, inputs, managed):
+                    return self._replay(node, inputs)
+            if self.current_node is not None:
+                self._try_to_end()
+                if self.current_node is None:
+                    return self._run(function, inputs)
+                self._find_again()
+        return self._capture(function, inputs, managed)
 
-    # --- generations --------------------------------------------------------------------------------------------------
+    # --- paths --------------------------------------------------------------------------------------------------------
 
-    def _begin_generation(self) -> None:
+    def _try_to_end(self) -> None:
+        """``try_end_curr_warmup``, ``_recording`` and ``_execution``."""
+        live = self._live()
         manager = private("torch._inductor.cudagraph_trees.CUDAGraphTreeManager", _LOST)
-
-        generation = manager.get_curr_generation()
-        if generation == self._generation:
+        is_new = manager.get_curr_generation() != self._generation
+        if is_new and (manager.user_invoked_mark_step() or not self._is_pending):
+            if self._state != "replayed":
+                self._found_again.clear()
+                for storage in live.values():
+                    storage.resize_(0)
+        elif live:
             return
-        self._generation, self._is_warming_up = generation, False
-        for reference in self._returned:
-            storage = reference()
-            if storage is not None:
-                storage.resize_(0)
-        self._returned = []
+        self.current_node, self._state = None, ""
 
-    def _is_own(self, tensor: torch.Tensor) -> bool:
-        storage = tensor.untyped_storage()
-        return any(reference() is storage for reference in self._returned)
+    def _live(self) -> dict[_Place, _Storage]:
+        return {} if self.current_node is None else self.current_node.live()
 
-    def _note_returned(self, outputs: Sequence[object], input_storages: set[int]) -> list[bool]:
-        """Note the storages of outputs that lie in the pool, which the next generation frees; for each output, whether
-        it does: its storage is none of ``input_storages``."""
-        storages = [one.untyped_storage() if isinstance(one, torch.Tensor) else None for one in outputs]
-        is_new = [storage is not None and storage._cdata not in input_storages for storage in storages]
-        self._returned += [weakref.ref(storage) for storage, new in zip(storages, is_new, strict=True) if new]
-        return is_new
+    def _managed(self, inputs: Sequence[object]) -> dict[int, _Place]:
+        """Of inputs that are results of the path, the place on it."""
+        places = {id(storage): place for place, storage in self._live().items()}
+        return {index: places[id(one)] for index, one in _storages(inputs).items() if id(one) in places}
+
+    def _find_again(self) -> None:
+        """``apply_checkpoint_execution_state_in_allocator``: what lives of the replayed path is in the pool again."""
+        for storage in self._live().values():
+            if id(storage) not in self._found_again:
+                with self._in_pool():
+                    self._found_again[id(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cuda")
+                weakref.finalize(storage, self._found_again.pop, id(storage), None)
+
+    def _enter(self, node: _Node, state: str) -> None:
+        manager = private("torch._inductor.cudagraph_trees.CUDAGraphTreeManager", _LOST)
+        self.current_node, self._state, self._generation = node, state, manager.get_curr_generation()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _hold_pool(self) -> None:
         """``manager.__init__``: the graph that holds the pool captures nothing."""
+        if self._pool is not None:
+            return
         torch.cuda.synchronize()
         self._stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()
@@ -174,38 +249,80 @@ class GraphTrees:
 
     def _warm_up(self, function: _Function, inputs: list[object]) -> object:
         """``CUDAWarmupNode.run``."""
-        given = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
+        node = _Node(function, self.current_node)
+        given = set(map(id, _storages(inputs).values())) - set(map(id, self._live().values()))
+        self._enter(node, "warm-up")
         with _without_workspaces(), self._in_pool():
-            outputs = function.model(inputs)
-        self._note_returned(outputs, given)
+            outputs: Any = function.model(inputs)
+        node.storages = _references(outputs, given)
         return outputs
 
-    def _capture(self, function: _Function, inputs: list[object], addresses: tuple[int, ...]) -> Any:
+    def _capture(self, function: _Function, inputs: list[object], managed: dict[int, _Place]) -> Any:
         """``CUDAGraphNode``: inputs that may lie elsewhere next time are copied, the originals dropped."""
         static_input = private("torch._inductor.compile_fx.static_input", _LOST)
 
+        parent, before = self.current_node, self._live()
+        node = _Node(function, parent, places=_places(function, inputs, managed))
+        if parent is not None:
+            node.dead = tuple(
+                (depth, index)
+                for depth, one in enumerate(parent.path())
+                for index, reference in enumerate(one.storages)
+                if reference is not None and (depth, index) not in before
+            )
+        stays = {id(storage) for index, storage in _storages(inputs).items() if index in function.static}
+        stays -= set(map(id, before.values()))
         with self._in_pool():
             copies = [
-                static_input(value) if isinstance(value, torch.Tensor) and index not in function.static else value
-                for index, value in enumerate(inputs)
+                static_input(one)
+                if isinstance(one, torch.Tensor) and index not in function.static and index not in managed
+                else one
+                for index, one in enumerate(inputs)
             ]
         inputs.clear()
+        del before
+        (self._roots if parent is None else parent.children).append(node)
         graph = self._graph()
         with _without_workspaces(), self._capturing(graph):
             outputs = function.model(copies)
-        is_new = self._note_returned(outputs, set(addresses))
-        again = [self._over_the_same(one) if new else one for one, new in zip(outputs, is_new, strict=True)]
-        function.replays.append(_Replay(graph, addresses, again))
+        node.storages = _references(outputs, stays)
+        node.results = [
+            _Rebuilt.of(one) if new is not None else one for one, new in zip(outputs, node.storages, strict=True)
+        ]
+        self._enter(node, "captured")
         return outputs
 
-    def _over_the_same(self, output: torch.Tensor) -> torch.Tensor:
-        """The output of a replay: a tensor over memory of the pool that the allocator counts as free by then."""
+    def _fits(self, node: _Node, inputs: Sequence[object], managed: dict[int, _Place]) -> bool:
+        """``check_invariants``."""
+        return node.places == _places(node.function, inputs, managed) and not self._live().keys() & set(node.dead)
+
+    def _replay(self, node: _Node, inputs: list[object]) -> list[Any]:
+        inputs.clear()
         with self._recorder.paused():
-            return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
+            outputs = [one.made() if isinstance(one, _Rebuilt) else one for one in node.results]
+        node.storages = [None] * len(outputs)
+        for index, one in enumerate(outputs):
+            if isinstance(node.results[index], _Rebuilt):
+                self._recorder.storages.see(one, 0)
+                node.storages[index] = weakref.ref(one.untyped_storage())
+        self._enter(node, "replayed")
+        return outputs
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _places(function: _Function, inputs: Sequence[Any], managed: dict[int, _Place]) -> tuple[object, ...]:
+    """Where inputs lie that are not copied."""
+    stays = function.static | managed.keys()
+    return tuple(managed.get(index) or one._cdata for index, one in _storages(inputs).items() if index in stays)
+
+
+def _storages(inputs: Sequence[object]) -> dict[int, _Storage]:
+    return {index: one.untyped_storage() for index, one in enumerate(inputs) if isinstance(one, torch.Tensor)}
+
+
+def _references(outputs: Sequence[object], given: set[int]) -> list[Callable[[], _Storage | None] | None]:
+    """Weak references to the storages of outputs that are not among those ``given``, the identities of inputs'."""
+    storages = [one.untyped_storage() if isinstance(one, torch.Tensor) and one.is_cuda else None for one in outputs]
+    return [None if one is None or id(one) in given else weakref.ref(one) for one in storages]
 
 
 @contextlib.contextmanager

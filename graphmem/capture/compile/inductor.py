@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +23,6 @@ from graphmem.base import versions
 from graphmem.base.files import own_compiler_folder
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.graph_trees import GraphTrees
-from graphmem.capture.compile.padding import follow_padding
 from graphmem.capture.patches import Patches, constant
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, TorchDispatchMode, disable_current_modes
@@ -69,7 +70,7 @@ def pretend_inductor(device: Device, recorder: Recorder, assumed: Counter[Diagno
         _patch_constants(patches)
         _leave_out_settings(patches, assumed)
         trees.patch(patches)
-        follow_padding(patches, device, recorder, assumed)
+        _assume_padding(patches, assumed)
         yield
 
 
@@ -220,10 +221,16 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
     # The last of them since 2.11.
     patches.where_found([async_compile], dict.fromkeys(("triton", "multi_kernel", "size_hint_multi_kernel"), named))
     patches.where_found([async_compile], dict.fromkeys(("cpp", "cpp_pybinding"), unnamed))
+    # No compiler is asked which vectors the host has.
+    vectors = private("torch._inductor.cpu_vec_isa", _LOST)
+    patches.where_found([vectors], {"pick_vec_isa": constant(vectors.invalid_vec_isa)})
     # Not timed are the kernels of code that is to be kept, as it is written (``triton.autotune_at_compile_time``), and
     # whether several are quicker as one (``combo_kernels``), as all are that take less than 0.3 ms.
     codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
     patches.where_found([codegen], {"generate_and_run_autotune_block": constant(None)})
+    # Templates (flex attention) are modules, which import Triton, so that they can be timed.
+    unloaded = SimpleNamespace(load=constant(SimpleNamespace(__file__="", key="")))
+    patches.where_found([private("torch._inductor.select_algorithm", _LOST)], {"PyCodeCache": unloaded})
     scheduler = private("torch._inductor.scheduler.Scheduler", _LOST)
     patches.where_found([scheduler], {"speedup_by_combo_kernel": constant(True)})
 
@@ -334,7 +341,6 @@ def _call_on_host(method: Callable[..., object], *args: object, **kwargs: object
 
 #: Settings of Inductor that are left out, and the remark.
 _LEFT_OUT = {
-    "triton.cudagraphs": Code.CUDA_GRAPHS_LEFT_OUT,
     "max_autotune": Code.AUTOTUNING_LEFT_OUT,
 }
 _AUTOTUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
@@ -344,13 +350,10 @@ def _without(settings: dict[str, object] | None, assumed: Counter[Diagnostic]) -
     """Inductor's settings without those that only a card can follow."""
     if not settings:
         return settings
-    left_out = dict(_LEFT_OUT)
-    if not torch.is_grad_enabled():  # :mod:`graphmem.capture.compile.graph_trees`
-        del left_out["triton.cudagraphs"]
-    for name, code in left_out.items():
+    for name, code in _LEFT_OUT.items():
         if settings.get(name):
             assumed[code.about()] += 1
-    return {name: value for name, value in settings.items() if name not in (*left_out, *_AUTOTUNING)}
+    return {name: value for name, value in settings.items() if name not in (*_LEFT_OUT, *_AUTOTUNING)}
 
 
 def _leave_out_settings(patches: Patches, assumed: Counter[Diagnostic]) -> None:
@@ -362,3 +365,19 @@ def _leave_out_settings(patches: Patches, assumed: Counter[Diagnostic]) -> None:
         return original(*args, config_patches=_without(config_patches, assumed), **others)
 
     patches.around(private("torch._inductor.compile_fx", _LOST), {"compile_fx": compile_fx})
+
+
+def _assume_padding(patches: Patches, assumed: Counter[Diagnostic]) -> None:
+    """A product whose sides are not a multiple of 16 bytes may be faster with zeros around it. Inductor tries both and
+    keeps on the disk which was the faster (``torch/_inductor/fx_passes/pad_mm.py``): here it finds that none is padded.
+    """
+    pad_mm = private("torch._inductor.fx_passes.pad_mm", _LOST)
+
+    def found(_: str) -> bool:
+        assumed[Code.PADDING_NOT_TIMED.about()] += 1
+        return False
+
+    patches.set(pad_mm, "get_cached_should_pad", found)
+    for name in ("_should_pad", "_should_pad_bench"):  # the second before 2.11
+        if hasattr(pad_mm, name):
+            patches.set(pad_mm, name, inspect.unwrap(getattr(pad_mm, name)))  # the wrapper remembers for good

@@ -90,8 +90,8 @@ class CompiledCode:
             "torch.compile: confidence: equal to recordings of the CUDA build without its kernels (MLP, BERT, GPT-2, "
             "Llama, T5, vision transformer; ResNet-50 and U-Net but for cuDNN's workspaces); not compared with a real "
             "card",
-            "torch.compile: what compiling takes on the card (autotuning kernels in the first iteration, Triton's "
-            "modules in the context) is not counted, but for the trials of padded matrix products",
+            "torch.compile: what compiling takes on the card (autotuning kernels, trying padded products in the first "
+            "iteration, Triton's modules in the context) is not counted",
         )
 
     # --- regions ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,9 @@ def _patch_foreach(patches: Patches) -> None:
     """Let the multi-tensor paths, CUDA's default, take fake tensors, and name their device by its Python name."""
     lost = "optimizers may update parameters one by one, which takes less memory than CUDA's default"
     patches.wrap("torch._C._group_tensors_by_device_and_dtype", lost, around(_grouped_by_python_name))
-    patches.wrap("torch.optim.optimizer._foreach_supported_types", lost, lambda types: [*types, FakeTensor])
+    types = private("torch.optim.optimizer._foreach_supported_types", lost, None)
+    if types is not None:  # a list for every thread: compiled steps look at it
+        patches.share(sys.modules["torch.optim.optimizer"], "_foreach_supported_types", [*types, FakeTensor])
     on_device = private("torch.utils._foreach_utils._device_has_foreach_support", lost, lambda _: True)
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch.") and "_has_foreach_support" in vars(module):

@@ -26,17 +26,19 @@ PoolId = tuple[int, int]
 
 @dataclass(eq=False)
 class Route:
-    """A way into a pool. ``streams``: those that are captured; None: any stream of the calling thread."""
+    """A way into a pool. ``streams``: those that are captured; None: any stream of the thread that began it, the
+    autograd engine's or the program's."""
 
     pool: PoolId
     streams: set[int] | None
     any_thread: bool = False
+    on_engine: bool = False
 
     def takes(self, stream: int) -> bool:
         """True if an allocation on ``stream``, now, goes this way."""
         if self.streams is not None:
             return stream in self.streams
-        return self.any_thread or not on_engine_thread()
+        return self.any_thread or on_engine_thread() == self.on_engine
 
 
 class MemoryPools:
@@ -81,7 +83,7 @@ class MemoryPools:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self._hold(pool, label)
         self._event(EventKind.BEGIN_POOL, pool)
-        self._routes.append(Route(pool, streams, any_thread))
+        self._routes.append(Route(pool, streams, any_thread, on_engine_thread()))
         self.stream_changed()
 
     def end(self, pool: PoolId) -> None:

@@ -37,6 +37,9 @@ _BESIDE = (
     ("model", re.compile(r"[█▀▄ ]{4}model +(\S+)")),
     ("model", re.compile(r"Starting to load model (\S+?)\.\.\.")),
 )
+#: The ranks, where neither a command nor the configuration tells them; only tensors are shared where no other rank is.
+_RANKS = re.compile(r" in world size (\d+) is assigned as DP rank \d+, PP rank \d+")
+_OTHER_RANKS = re.compile(r" [DP]P rank [1-9]")
 
 #: The first engine's memory, its share in two digits, and what that comes to.
 _SHARE = re.compile(r"total_gpu_memory \((\d+\.\d+)GiB\) x gpu_memory_utilization \((\d\.\d+)\) = (\d+\.\d+)GiB")
@@ -48,6 +51,8 @@ _TOLD = (
     ("Compiling a graph for ", "cold", "True"),
     ("pooler_config=PoolerConfig(", "runner", "pooling"),
 )
+#: Releases whose second engine took 1,024 requests on every card: vllm#16158 left that to the largest, in 0.8.4.
+_MANY_REQUESTS = re.compile(r"a V1 LLM engine \(v0\.8\.[0-3]\b")
 
 
 def _settings(lines: Sequence[str]) -> Mapping[str, str]:
@@ -71,6 +76,9 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
             value = next((match[1] for match in map(expression.search, lines) if match), None)
             if value is not None:
                 given[name] = value.replace(",", "")
+    ranks = next((match[1] for match in map(_RANKS.search, lines) if match), None)
+    if ranks is not None and not any(map(_OTHER_RANKS.search, lines)):
+        given.setdefault("tensor_parallel_size", ranks)
     for line in lines:
         if match := _SHARE.search(line):  # of a share that is printed in two digits
             total, share, asked = map(float, match.groups())
@@ -81,6 +89,8 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
     for words, option, text in _TOLD:
         if any(words in line for line in lines):
             given[option] = text
+    if any(map(_MANY_REQUESTS.search, lines)):
+        given = {"max_num_seqs": "1024"} | given
     return given
 
 
