@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from graphmem.devices import device_named
 from graphmem.errors import UsageError
-from graphmem.serving import engine_named, installed
+from graphmem.serving import engine_named, installed, shapes
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.configurations import model_named
 from graphmem.serving.sglang import installed as sglang_installed
