@@ -11,6 +11,7 @@ from graphmem.base.options import option
 from graphmem.cli.fields import takes
 from graphmem.cli.options import form_options
 from graphmem.cli.output import DOES_NOT_FIT, check_output, publish
+from graphmem.errors import UsageError
 from graphmem.planning.compare import compare
 from graphmem.reports import Format
 from graphmem.units import format_bytes, parse_size
@@ -20,6 +21,8 @@ def read_growth(text: str) -> int | float:
     """Bytes, or a share of the first report's."""
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?%", text.strip()):
         return float(text.strip().rstrip("%")) / 100
+    if re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", text.strip()):
+        raise UsageError(f"--max-growth {text}: a share or a size? Write {text}% or {text}MiB")
     return parse_size(text)
 
 

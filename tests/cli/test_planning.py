@@ -235,6 +235,10 @@ def test_two_reports_are_compared(model: str, tmp_path: Path) -> None:
     assert run("compare", after, before, "--max-growth", "1B").exit_code == 0
     assert run("compare", before, after, "--max-growth", "1%").exit_code == 3
     assert run("compare", before, after, "--max-growth", "999999%").exit_code == 0
+    assert (
+        "--max-growth 5: a share or a size? Write 5% or 5MiB"
+        in run("compare", before, after, "--max-growth", "5").output
+    )
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:

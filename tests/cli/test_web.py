@@ -130,6 +130,22 @@ def test_an_error_of_the_command_is_the_error(server: str, sent: str) -> None:
     assert "T5000" in found.json()["error"]
 
 
+def test_an_option_that_the_command_cannot_read_is_an_error_of_the_question(server: str, sent: str) -> None:
+    found = ask(server, "analyze", model=sent, batch=-4)
+    assert found.status_code == 422
+    assert "-4 is not in the range x>=1" in found.json()["error"]
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = [sys.executable, "-m", "graphmem", "web", "--port", str(port)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 1
+    said = f"graphmem: cannot listen on 127.0.0.1, port {port}: Address already in use; give another --port\n"
+    assert found.stderr == said
+
+
 @pytest.mark.slow
 def test_a_step_that_fails_on_any_card_has_its_report(server: str) -> None:
     pytest.importorskip("transformers")

@@ -169,8 +169,11 @@ def test_a_plan_depends_on_what_the_planner_looks_at(tmp_path: Path) -> None:
         return capture_key(Question(model, **options))
 
     usual = key(batch=2, device="A100-40GB", cudnn="never")
-    changed = "arena_extend_strategy:kSameAsRequested,gpu_mem_limit:1GiB"
-    assert usual == key(batch=2, device="A100-80GB", cudnn="never", alloc_conf=changed)
+    assert usual != key(batch=2, device="A100-80GB", cudnn="never")  # which may have room for a block of a pattern
+    without, changed = "enable_mem_pattern:0", "arena_extend_strategy:kSameAsRequested,gpu_mem_limit:1GiB"
+    assert key(batch=2, device="A100-40GB", cudnn="never", alloc_conf=without) == key(
+        batch=2, device="A100-80GB", cudnn="never", alloc_conf=f"{without},{changed}"
+    )
     assert usual != key(batch=2, device="H100", cudnn="never")  # cuDNN has other plans there
     for other in ("enable_mem_pattern:0", "provider:cpu", "graph_optimization_level:basic"):
         assert usual != key(batch=2, device="A100-40GB", cudnn="never", alloc_conf=other), other

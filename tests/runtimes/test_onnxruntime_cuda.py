@@ -167,3 +167,27 @@ def test_options_that_are_not_followed_leave_no_figure_certain(tmp_path: Path) -
     estimate = analyze(path, batch=1, cudnn="never", alloc_conf="prefer_nhwc:1")
     assert estimate.doubts.most("reserved") is None
     assert analyze(path, batch=1, cudnn="never", alloc_conf="prefer_nhwc:0").doubts.most("reserved") is not None
+
+
+def test_a_pattern_that_the_card_refuses_does_not_end_the_session(tmp_path: Path) -> None:
+    """As the real provider does on the stub driver with 14,753 MiB, which are a T4's less its context: it logs that the
+    block of the second run was refused and goes on at 4,096, and fails in the first run from 4,097 on."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Sigmoid", ["a"], ["b"]),
+        helper.make_node("Concat", ["a", "b"], ["c"], axis=1),
+        helper.make_node("Tanh", ["c"], ["d"]),
+        helper.make_node("Concat", ["c", "d"], ["e"], axis=1),
+        helper.make_node("ReduceMean", ["e"], ["y"], axes=[1], keepdims=1),
+    ]
+    proto = samples.model(nodes, [samples.value("x", ["N", 1 << 16])], [samples.value("y", ["N", 1])], opset=13)
+    path = samples.save(proto, tmp_path)
+    most, more = (analyze(path, batch=batch, device="T4") for batch in (4096, 4097))
+    assert most.fit is not None
+    assert more.fit is not None
+    assert most.fit.fits
+    assert any("refuses a memory pattern's block of 8.00 GiB" in text for text in most.assumptions)
+    assert more.fit.failed_at is not None
+    assert more.fit.failed_at.phase == "iteration 1 run"
+    roomy = analyze(path, batch=4096, device="A100-80GB")
+    assert not any("refuses" in text for text in roomy.assumptions)

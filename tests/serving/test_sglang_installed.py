@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from graphmem.devices import device_named
 from graphmem.errors import UsageError
-from graphmem.serving import engine_named, installed, sglang
+from graphmem.serving import engine_named, installed, shapes
 from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.configurations import model_named
 from graphmem.serving.sglang import installed as sglang_installed
@@ -197,7 +197,7 @@ _MORE = {"qwen3-30b-a3b-tp2": 10, "deepseek-v2-lite-2": 150}
 @pytest.fixture
 def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded starts of several ranks have no communicators."""
-    for module in (sglang, sglang_installed):
+    for module in (shapes, sglang_installed):
         monkeypatch.setattr(module, "outside", lambda device, cards: ())
 
 

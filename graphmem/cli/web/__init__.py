@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ def web_command(served: Served) -> None:
         upload_bytes=served.upload_bytes,
     )
     app = create_app(limits, a_minute=served.a_minute)
+    listening = _listening(served.host, served.port)
     click.echo(f"graphmem web: http://{served.host}:{served.port}", err=True)
     quiet: dict[str, Any] = {
         "log_config": None,
@@ -60,4 +62,13 @@ def web_command(served: Served) -> None:
         "timeout_graceful_shutdown": 10,
         "http": Impatient,
     }
-    uvicorn.run(app, host=served.host, port=served.port, **quiet)
+    uvicorn.Server(uvicorn.Config(app, **quiet)).run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises :class:`UsageError` with the system's reason where it may not."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        why = str(error.strerror).partition(" (while")[0]  # Python adds the address
+        raise UsageError(f"cannot listen on {host}, port {port}: {why}; give another --port") from None

@@ -230,8 +230,8 @@ class Jobs:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        lines = [line for line in errors.decode(errors="replace").splitlines() if line.startswith("graphmem: ")]
-        return lines[-1].removeprefix("graphmem: ") if lines else ""
+        said = re.findall(r"^(?:graphmem|Error): (.+)$", errors.decode(errors="replace"), re.MULTILINE)
+        return str(said[-1]) if said else ""
 
 
 async def beats(job: Job) -> AsyncIterator[Mapping[str, Any]]:

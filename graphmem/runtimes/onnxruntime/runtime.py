@@ -25,9 +25,11 @@ from graphmem.runtimes.onnxruntime.findings import findings
 from graphmem.runtimes.onnxruntime.kernels.libraries import LEAST, MOST
 from graphmem.runtimes.onnxruntime.options import UNFOLLOWED, WITHOUT_EFFECT, Options, parse_options
 from graphmem.runtimes.onnxruntime.orders import LAYOUT_NAME, LAYOUT_SOURCE, cause, orders_of, typical
+from graphmem.runtimes.onnxruntime.plan.pattern import BLOCK
 from graphmem.runtimes.onnxruntime.plan.process import Planned, plan
-from graphmem.runtimes.onnxruntime.plan.session import CALLER, SessionPlans
+from graphmem.runtimes.onnxruntime.plan.session import CALLER, SessionPlan, SessionPlans
 from graphmem.trace import Place, Trace
+from graphmem.units import format_bytes
 
 
 def notes_of(options: Options, planned: Planned) -> list[str]:
@@ -144,8 +146,13 @@ class OnnxRuntime(Runtime[Options]):
         """Each session of one graph runs ``iterations`` times, each of several shapes once for every shape."""
         given = [tuple(graphs) * (iterations or GRAPH_RUNS) if len(graphs) == 1 else graphs for graphs in sessions]
         runs, *others = orders_of(given) if options.session.provider == "cpu" else [given]
-        planned = plan(runs, options, plans=[self._plans.of(graphs[0], options.session) for graphs in runs])
-        assumptions = (*notes_of(options, planned), *(f"{key}: {value}" for key, value in planned.trace.notes))
+        plans = [self._plans.of(graphs[0], options.session) for graphs in runs]
+        planned, refused = _with_blocks_that_fit(runs, options, plans)
+        assumptions = (
+            *refused,
+            *notes_of(options, planned),
+            *(f"{key}: {value}" for key, value in planned.trace.notes),
+        )
         diagnostics = tuple(
             Code.WORKING_BUFFERS.about(count=count, operator=name) for name, count in sorted(planned.unknown.items())
         )
@@ -160,13 +167,16 @@ class OnnxRuntime(Runtime[Options]):
         return Taken(planned.trace, assumptions, diagnostics, later, doubts, outside, self.proven)
 
     def plan_options(self, options: Options) -> Hashable:
-        """All but the arena's own; of the card what cuDNN looks at, all of it where a library is asked."""
-        card: Hashable = None
+        """Of the card what cuDNN looks at, all of it where a library is asked, and its room with the arena's options
+        where a memory pattern's block may be refused; else nothing of the arena."""
+        card, room = None, None
         if options.card is not None:
             like = as_cuda(options.card)
             facts = (like.compute_capability, like.sm_count, like.max_threads_per_sm)
             card = facts if options.cudnn is None else repr(like)
-        return repr(replace(options, arena=ArenaConfig(), text="", card=None)), card
+            if _may_be_refused(options):
+                room = options.card.capacity_bytes, options.card.taken_bytes, repr(options.arena)
+        return repr(replace(options, arena=ArenaConfig(), text="", card=None)), card, room
 
     def optimization(self, options: Options) -> tuple[str | None, str]:
         """The level, and the provider whose graph it is."""
@@ -227,6 +237,38 @@ class OnnxRuntime(Runtime[Options]):
         for options in [*([option] for option in free), *([free] if len(free) > 1 else [])]:
             words = ", ".join(known[option] for option in options)
             yield Change(words, ",".join(filter(None, (given, *options))))
+
+
+def _may_be_refused(options: Options) -> bool:
+    return options.card is not None and options.session.provider != "cpu" and options.session.enable_mem_pattern
+
+
+def _with_blocks_that_fit(
+    runs: Sequence[Sequence[Graph]], options: Options, plans: Sequence[SessionPlan]
+) -> tuple[Planned, tuple[str, ...]]:
+    """The plan in which every memory pattern's block fits the card, and a remark where one was refused: the session
+    logs it and goes on, with tensors one by one (``ExecutionFrame``, core/framework/execution_frame.cc)."""
+    planned, remarks = plan(runs, options, plans=plans), tuple[str, ...]()
+    while _may_be_refused(options) and (size := _refused_block(planned.trace, options)):
+        planned = plan(runs, options, plans=plans, refused_bytes=size)
+        remarks = (
+            f"the card refuses a memory pattern's block of {format_bytes(size)}; ONNX Runtime goes on, and allocates "
+            "the tensors of such a run one by one, as in a first run",
+        )
+    return planned, remarks
+
+
+def _refused_block(trace: Trace, options: Options) -> int:
+    """Bytes of the memory pattern's block for which the card has no room; 0 where there is none."""
+    assert options.card is not None
+    blocks = trace.labelled.get(BLOCK, ())
+    if not len(blocks):
+        return 0
+    limited = within_card(trace, _arenas(trace, options), options.card).limited
+    if limited is None or limited.out_of_memory is None:
+        return 0
+    storage = int(trace.subjects[limited.out_of_memory.event])
+    return int(trace.columns.bytes[storage]) if storage in blocks else 0
 
 
 def _arenas(trace: Trace, options: Options) -> Callable[[int | None], OnnxRuntimeSessions]:

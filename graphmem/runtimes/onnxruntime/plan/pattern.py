@@ -13,6 +13,8 @@ from operator import xor
 
 from graphmem.base.records import dataclass
 
+#: The label of a block.
+BLOCK = "memory pattern block"
 #: Offsets and sizes in the block are multiples of this (``kAllocAlignment``, ``core/framework/allocator.h``).
 ALIGNMENT_BYTES = 256
 

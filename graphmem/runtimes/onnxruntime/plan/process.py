@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
@@ -33,11 +34,16 @@ class Planned:
 
 
 def plan(
-    sessions: Sequence[Sequence[Graph]], options: Options | None = None, *, plans: Sequence[SessionPlan] | None = None
+    sessions: Sequence[Sequence[Graph]],
+    options: Options | None = None,
+    *,
+    plans: Sequence[SessionPlan] | None = None,
+    refused_bytes: int = sys.maxsize,
 ) -> Planned:
     """The trace of one session for each sequence of graphs, which are the shapes of its runs in order.
 
-    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Sessions are loaded
+    ``plans`` are the sessions' plans where they are known already: they do not depend on shapes. Blocks of memory
+    patterns from ``refused_bytes`` on are not had, and their tensors allocated one by one. Sessions are loaded
     one after another and then run in turns, as one process with several models does.
     """
     chosen = options or Options()
@@ -51,7 +57,7 @@ def plan(
         is_again = any(other[0].name == name for other in sessions[:index])  # phases differ by their names
         prefix = "" if len(sessions) == 1 else f"{name} ({index + 1}) " if is_again else f"{name} "
         made = plans[index] if plans is not None else plan_session(graphs[0], chosen.session)
-        runs.append(Runs(made, memory, builder, index, prefix=prefix))
+        runs.append(Runs(made, memory, builder, index, prefix=prefix, refused_bytes=refused_bytes))
         runs[-1].load(graphs[0])
     for iteration in range(max(map(len, sessions))):
         for session, graphs in zip(runs, sessions, strict=True):

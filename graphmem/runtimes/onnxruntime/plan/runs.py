@@ -2,11 +2,13 @@
 
 A run allocates a tensor when its kernel asks for it and gives its buffer back after the last reader. A run whose
 pattern key is new traces its allocations; the next run with that key allocates the packed block first and places in it
-every tensor whose size is the traced one (``core/framework/execution_frame.cc``).
+every tensor whose size is the traced one (``core/framework/execution_frame.cc``). Where that block is refused the run
+allocates its tensors one by one.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -16,7 +18,7 @@ from graphmem.graph.model import Graph, Node, TensorSpec
 from graphmem.runtimes.onnxruntime.kernels.context import OUTPUTS
 from graphmem.runtimes.onnxruntime.kernels.memory import KernelMemory, Weights, weights_of
 from graphmem.runtimes.onnxruntime.plan.bodies import run_bodies
-from graphmem.runtimes.onnxruntime.plan.pattern import MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
+from graphmem.runtimes.onnxruntime.plan.pattern import BLOCK, MemoryPattern, MemoryPatternPlanner, aligned, pattern_key
 from graphmem.runtimes.onnxruntime.plan.reuse import AllocKind
 from graphmem.runtimes.onnxruntime.plan.session import CALLER, RUN, SESSION, SessionPlan
 from graphmem.trace import Category, EventKind, Place, TraceBuilder
@@ -43,12 +45,20 @@ class Runs:
     blocks: list[int] = field(default_factory=list)  # bytes of the pattern's block of each run, 0 without one
     released: set[str] = field(default_factory=set)  # weights that are gone, as kernels have them packed
     holders: Counter[int] = field(default_factory=Counter)  # of storages that several values share
+    refused_bytes: int = sys.maxsize  # of the smallest block of a pattern that the card refuses
 
     def __post_init__(self) -> None:
         """The subgraphs, each with patterns of its own in the same arena."""
         self.bodies = {
             key: Runs(
-                plan, self.memory, self.builder, self.stream, self.prefix, released=self.released, holders=self.holders
+                plan,
+                self.memory,
+                self.builder,
+                self.stream,
+                self.prefix,
+                released=self.released,
+                holders=self.holders,
+                refused_bytes=self.refused_bytes,
             )
             for key, plan in self.plan.bodies.items()
         }
@@ -171,11 +181,12 @@ class Frame:
             self.pattern = session.patterns.get(self.key)
             if self.pattern is None:
                 self.tracer = MemoryPatternPlanner()
+            elif self.pattern.peak_bytes >= session.refused_bytes:
+                self.pattern = None
             elif self.pattern.peak_bytes:
                 size = self.pattern.peak_bytes
                 self.operator = session.builder.operator("memory pattern", phase=self.phase)
-                label = "memory pattern block"
-                self.block = session._alloc(size, self.operator, Category.ACTIVATION, plan.home, label)
+                self.block = session._alloc(size, self.operator, Category.ACTIVATION, plan.home, BLOCK)
         session.blocks.append(size)
         constants = frozenset(plan.initializers)
         for name in self.graph.outputs:  # a constant that is an output is copied for the caller
