@@ -111,7 +111,11 @@ def _headline(report: ServingReport) -> Iterator[tuple[str, str]]:
     size = format_bytes(cache.available_bytes)
     if cache.keeps_nothing:
         yield "KV cache", f"none, as the model keeps nothing of what it has read; {size} on each card stay free"
-        yield "at once", f"{settings['max_num_batched_tokens']:,} tokens of up to {settings['max_num_seqs']:,} texts"
+        if "max_num_batched_tokens" in settings:
+            yield (
+                "at once",
+                f"{settings['max_num_batched_tokens']:,} tokens of up to {settings['max_num_seqs']:,} texts",
+            )
         return
     yield "KV cache", f"{size} on each card: {cache.blocks:,} blocks, {cache.tokens:,} tokens"
     yield "at once", f"{cache.concurrency:.2f} requests of {settings['max_model_len']:,} tokens"

@@ -160,6 +160,7 @@ def test_every_pattern_stands_for_a_name_that_is_replaced(replaced: _Replaced) -
         "transformers.models.auto.tokenization_auto.AutoTokenizer.from_pretrained",
     }
     later |= {"cutlass.base_dsl.compiler.*", "cutlass.cute.runtime.*", "sglang.kernels.jit.*"}
+    later.add("torch.optim.optimizer._foreach_supported_types")  # one list for all threads
     later |= {"torch.optim.optimizer.Optimizer.zero_grad", "torch.nn.modules.module.Module.zero_grad"}  # before 2.0
     later.update(next(layer for layer in LAYERS if layer.name == "compiled code").replaces)
     idle = _IDLE | {layer for layer, library in _OF_LIBRARIES.items() if library not in sys.modules}
