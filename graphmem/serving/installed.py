@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from abc import abstractmethod
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
@@ -28,7 +28,7 @@ from graphmem.base.processes import last_line
 from graphmem.base.versions import Version
 from graphmem.errors import GraphmemError, UsageError
 from graphmem.serving.base import Question, Served, ServedModel
-from graphmem.serving.options import one_of
+from graphmem.serving.options import one_of, whole
 from graphmem.serving.starting import Asked
 
 #: What an answer stands on if it is asked for by name (``--basis``): the engine first, it alone, our account alone.
@@ -176,6 +176,13 @@ def handed_on(question: Question, left_out: Container[str], off: str = "--no-") 
     for name, text in question.arguments:
         if name.replace("-", "_") not in left_out:
             yield from option(name, text, off)
+
+
+def processes(question: Question, names: Sequence[str], otherwise: int = 1) -> int:
+    """How many processes share the model in a way that is asked for by one option, whichever of its ``names`` is
+    given. Raises :class:`UsageError` for what is no whole number from 1 on."""
+    given = {name.replace("-", "_"): text for name, text in question.arguments}
+    return int(whole(1)(names[0], next((given[name] for name in names if name in given), str(otherwise))))
 
 
 def option(name: str, text: str, off: str = "--no-") -> Iterator[str]:

@@ -191,3 +191,27 @@ def test_a_pattern_that_the_card_refuses_does_not_end_the_session(tmp_path: Path
     assert more.fit.failed_at.phase == "iteration 1 run"
     roomy = analyze(path, batch=4096, device="A100-80GB")
     assert not any("refuses" in text for text in roomy.assumptions)
+
+
+def test_either_end_of_what_plans_may_take_goes_on_without_the_refused_block_too(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], pads=[3, 3, 3, 3], strides=[2, 2]),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c2"], ["r2"]),
+        helper.make_node("GlobalAveragePool", ["r2"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"]),
+    ]
+    shapes = {"w1": (64, 3, 7, 7), "w2": (128, 64, 3, 3), "w3": (128, 10), "b3": (10,)}
+    weights = [onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in shapes.items()]
+    inputs, outputs = samples.value("x", ["N", 3, "H", "W"]), samples.value("y", ["N", 10])
+    path = samples.save(samples.model(nodes, [inputs], [outputs], weights), tmp_path)
+    estimate = analyze(path, batch=335, dims={"H": 224, "W": 224}, device="T4", cudnn="never")
+    assert any("refuses a memory pattern's block" in text for text in estimate.assumptions)
+    assert any(cause.name == "cuDNN's plans" for cause in estimate.doubts.causes)
+    assert estimate.fit is not None
+    assert estimate.fit.verdict == "yes"
+    most = estimate.interval("device")[1]
+    assert most is not None
+    assert most < estimate.fit.capacity_bytes, "a block of the pattern was in the end that takes more"

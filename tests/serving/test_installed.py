@@ -224,8 +224,9 @@ def test_of_several_processes_the_first_is_followed() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-def test_every_stage_of_a_pipeline_starts_and_the_fullest_decides() -> None:
-    served = _VLLM.by_itself(_question(arguments=(("pipeline-parallel-size", "2"),)))
+@pytest.mark.parametrize("name", ["pipeline-parallel-size", "pp"])
+def test_every_stage_of_a_pipeline_starts_and_the_fullest_decides(name: str) -> None:
+    served = _VLLM.by_itself(_question(arguments=((name, "2"),)))
     one = _VLLM.by_itself(_question())
     assert (served.cards, served.weights_bytes) == (2, (32 + 16) << 20)
     assert served.kv_cache.blocks == one.kv_cache.blocks + 32 - 16

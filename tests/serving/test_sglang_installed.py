@@ -155,6 +155,8 @@ def test_what_keeps_it_from_starting() -> None:
         sglang.serve(_question(arguments=(("basis", "engine"), ("no_such_option", "1"))))
     with pytest.raises(UsageError, match="neither in a pipeline nor in replicas"):
         sglang.serve(_question(arguments=(("basis", "engine"), ("pp_size", "2"))))
+    with pytest.raises(UsageError, match="neither in a pipeline nor in replicas"):
+        sglang.serve(_question(arguments=(("basis", "engine"), ("dp", "2"))))
 
 
 @pytest.mark.usefixtures("engine")
@@ -165,7 +167,7 @@ def test_our_account_answers_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("name", ["tp", "tp_size"])
+@pytest.mark.parametrize("name", ["tp", "tp_size", "tp-size"])
 def test_one_of_several_cards_starts(name: str) -> None:
     """What NCCL holds is in use before the engine looks at what is free."""
     alone = engine_named("sglang").serve(_question())

@@ -158,7 +158,8 @@ class OnnxRuntime(Runtime[Options]):
         )
         later = partial(findings, runs, planned=planned)
         if planned.predicted_plans:
-            ends = [plan(runs, replace(options, extreme=end), plans=planned.plans).trace for end in (LEAST, MOST)]
+            extremes = [replace(options, extreme=end) for end in (LEAST, MOST)]
+            ends = [_with_blocks_that_fit(runs, one, planned.plans)[0].trace for one in extremes]
             self._ends.keep(planned.trace, (planned.predicted_plans, ends))
         if others:
             self._orders.keep(planned.trace, [plan(order, options).trace for order in others])

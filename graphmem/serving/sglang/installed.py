@@ -11,9 +11,8 @@ from typing import Any
 from graphmem.devices import Device
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served
-from graphmem.serving.installed import Program, checked, folder_of, handed_on, options_of, started
+from graphmem.serving.installed import Program, checked, folder_of, handed_on, options_of, processes, started
 from graphmem.serving.installed import why_not as why_none
-from graphmem.serving.options import whole
 from graphmem.serving.shapes import outside
 from graphmem.serving.starting import Asked
 from graphmem.units import format_bytes
@@ -24,8 +23,12 @@ _FIELDS = {
     "max_model_len": "context_length", "max_num_seqs": "max_running_requests", "kv_cache_dtype": "kv_cache_dtype",
     "block_size": "page_size", "quantization": "quantization", "dtype": "dtype",
 }  # fmt: skip
-#: The names of one option, and those in ``arguments`` that are not handed on: ours, and those that a start sets itself.
-_TENSOR_PARALLEL = ("tp", "tp_size", "tensor_parallel_size")
+#: The names of one option, and of those for pipelines and replicas.
+_TENSOR_PARALLEL = ("tp_size", "tp", "tensor_parallel_size")
+_OTHERWISE_SHARED = (
+    ("pp_size", "pp", "pipeline_parallel_size"), ("dp_size", "dp", "data_parallel_size"),
+)  # fmt: skip
+#: Options in ``arguments`` that are not handed on: ours, and those that a start sets itself.
 _NOT_HANDED_ON = frozenset((
     "basis", "load_format", "skip_tokenizer_init", "disable_custom_all_reduce", *_TENSOR_PARALLEL
 ))  # fmt: skip
@@ -35,8 +38,7 @@ _FOR_MEMORY = ("OutOfMemoryError", "out of memory", "Not enough memory")
 
 def why_not(question: Question) -> str | None:
     """Why the installed engine is not asked; None where it can be."""
-    options = dict(question.arguments)
-    if any(options.get(name, "1") != "1" for name in ("pp_size", "dp_size")):
+    if any(processes(question, names) > 1 for names in _OTHERWISE_SHARED):
         return "the installed SGLang is followed neither in a pipeline nor in replicas"
     return why_none(question, PROGRAM.title, PROGRAM.version())
 
@@ -60,10 +62,8 @@ def serve(question: Question) -> Served:
 
 
 def _cards(question: Question) -> int:
-    """The processes that share every layer, one card each, by whichever of its names they are given."""
-    given = dict(question.arguments)
-    found = next((given[name] for name in _TENSOR_PARALLEL if name in given), question.tensor_parallel_size)
-    return int(whole(1)(_TENSOR_PARALLEL[0], str(found)))
+    """The processes that share every layer, one card each."""
+    return processes(question, _TENSOR_PARALLEL, question.tensor_parallel_size)
 
 
 def _among(device: Device, cards: int) -> Device:

@@ -11,10 +11,9 @@ from typing import Any
 
 from graphmem.devices import Loads
 from graphmem.errors import UsageError
-from graphmem.serving.base import KVCache, Part, Question, Served
-from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, handed_on, options_of, started
+from graphmem.serving.base import KVCache, Part, Question, Served, spelled
+from graphmem.serving.installed import SCRATCH, Program, checked, folder_of, handed_on, options_of, processes, started
 from graphmem.serving.installed import why_not as why_none
-from graphmem.serving.options import whole
 from graphmem.serving.starting import Asked
 from graphmem.serving.vllm.arguments import read
 from graphmem.serving.vllm.connectors import connector_for
@@ -31,15 +30,16 @@ PROGRAM = Program(
         ("VLLM_ALLREDUCE_USE_SYMM_MEM", "0"), ("VLLM_ALLREDUCE_USE_FLASHINFER", "0"),
     ),
 )  # fmt: skip
+#: Ways beside tensor parallelism in which processes share a model, stages of a pipeline and replicas: the option, and
+#: its short name.
+_SHARED = (("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 #: Options in ``arguments`` that are not handed on: ours, which the engine lacks, and those that a start sets itself.
 _NOT_HANDED_ON = frozenset((
-    "basis", "model_runner", "outside",
-    "load_format", "skip_tokenizer_init", "distributed_executor_backend", "disable_custom_all_reduce",
+    "basis", "model_runner", "outside", "load_format", "skip_tokenizer_init", "distributed_executor_backend",
+    "disable_custom_all_reduce", *(name for names in _SHARED for name in names),
 ))  # fmt: skip
 #: The variable that chooses one of its two runners.
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-#: Ways beside tensor parallelism in which processes share a model: stages of a pipeline, replicas.
-_SHARED = ("pipeline_parallel_size", "data_parallel_size")
 _FIELDS = (
     "tensor_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
     "kv_cache_dtype", "quantization", "dtype", "block_size",
@@ -70,20 +70,15 @@ def stages_of(question: Question) -> list[Served]:
     reason = why_not(question)
     if reason is not None:
         raise UsageError(f"--basis engine: {reason}")
-    stages, replicas = (_number(question, name) for name in _SHARED)
+    stages, replicas = (processes(question, names) for names in _SHARED)
     asked = Asked(
-        options=tuple(_options(question, folder_of(question.model), stages * replicas)),
+        options=tuple(_options(question, folder_of(question.model))),
         is_server=question.entry == "server",
         device=question.device,
         alloc_conf=question.alloc_conf,
         processes=question.tensor_parallel_size * stages * replicas,
     )
     return [_stage(question, replace(asked, rank=stage * question.tensor_parallel_size)) for stage in range(stages)]
-
-
-def _number(question: Question, name: str) -> int:
-    given = {option.replace("-", "_"): text for option, text in question.arguments}
-    return int(whole(1)(name, given.get(name, "1")))
 
 
 def _stage(question: Question, asked: Asked) -> Served:
@@ -93,12 +88,15 @@ def _stage(question: Question, asked: Asked) -> Served:
     return _answer(question, asked.processes, started(PROGRAM, str(version()), asked, variables, configuration))
 
 
-def _options(question: Question, folder: Path | None, groups: int = 1) -> Iterator[str]:
+def _options(question: Question, folder: Path | None) -> Iterator[str]:
     """The engine's command line, but for a model without a folder of its own."""
     yield from options_of(PROGRAM, question, folder, {name: name for name in _FIELDS})
     if question.enforce_eager:
         yield "--enforce-eager"
-    if question.tensor_parallel_size * groups > 1:  # each process begins as torchrun begins it, and starts no others
+    groups = {names[0]: count for names in _SHARED if (count := processes(question, names)) > 1}
+    for name, count in groups.items():
+        yield from (spelled(name), str(count))
+    if question.tensor_parallel_size > 1 or groups:  # each process begins as torchrun begins it, and starts no others
         yield from ("--distributed-executor-backend", "external_launcher", "--disable-custom-all-reduce")
     yield from handed_on(question, _NOT_HANDED_ON)
 
