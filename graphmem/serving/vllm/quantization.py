@@ -114,10 +114,10 @@ class Packed(WeightMethod):
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
-        for part, order in (("qweight", 0), ("scales", _ORDER)):
+        for part, indices in (("qweight", 0), ("scales", _ORDER)):
             # compressed-tensors' lie the other way, and are turned around first
             copies = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
-            _replace(run, f"{name}.{part}", after=copies, order=order)
+            _replace(run, f"{name}.{part}", after=copies, order=indices)
         _order_bias(run, name)
         run.free(*[run.named.pop(one) for one in dropped])  # held to the end by ``device_loading_context``
 
