@@ -27,7 +27,7 @@ from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
 from graphmem.serving.vllm.models.feed_forward import Style as Style
 from graphmem.serving.vllm.models.latent import LatentAttention
-from graphmem.serving.vllm.models.pieces import DenseLayer, NarrowPieces, Plan, RanksNarrowPieces, Residual
+from graphmem.serving.vllm.models.pieces import DenseLayer, Plan, Residual, pieces_of, scales_of
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -374,8 +374,7 @@ class Decoder(Family):
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
         self.run.compiled = True
         if (plan := self.narrow_plan()) is not None:
-            pieces = RanksNarrowPieces if self.run.tp > 1 else NarrowPieces
-            result = pieces(self.run, plan, tokens).whole(attend, piece, layers)
+            result = pieces_of(self.run, plan, tokens).whole(attend, piece, layers)
             self.run.compiled = False
             return result
         attended, residual = self._first_piece(tokens, attend, piece)
@@ -398,11 +397,10 @@ class Decoder(Family):
             if not isinstance(attention, Attention) or not isinstance(mlp, FeedForward):
                 return None
             found.append(DenseLayer(attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj, gated=True))
-        scales = {one.method.scales_of_rows() for each in found for one in (each.into, each.out, each.up, each.down)}
-        size, own = shape.itemsize, self._attention()
-        if len(scales) != 1 or None in scales:
+        scales, size, own = scales_of(found), shape.itemsize, self._attention()
+        if scales is None:
             return None
-        return Plan(Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales.pop())
+        return Plan(Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales)
 
     def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
         """Buffers of (attention output, residual) in the first layer."""

@@ -86,7 +86,21 @@ def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], 
     layers = tuple(DenseLayer(first, *rest) for first, rest in zip(into, parts, strict=True))
     hidden, heads = sum(layers[0].out.outputs) * itemsize, backend.heads * backend.head_dim * itemsize
     keys = backend.kv_heads * backend.head_dim * itemsize
-    return Plan(way, layers, hidden, heads, keys, tables=_tables(backend.forward))
+    return Plan(way, layers, hidden, heads, keys, scales_of(layers), _tables(backend.forward))
+
+
+def scales_of(layers: Sequence[DenseLayer]) -> int | None:
+    """Bytes of the scale of an input that products read in eight bits, where all of them do and alike; else None."""
+    linears = (linear for one in layers for linear in (one.into, one.out, one.up, one.down))
+    scales = {linear.method.scales_of_rows() for linear in linears}
+    return scales.pop() if len(scales) == 1 else None
+
+
+def pieces_of(run: Run, plan: Plan, tokens: int) -> Pieces:
+    """The pieces of a plan, for so many tokens."""
+    if plan.way is not Residual.BY_NORMS or plan.scales is None:
+        return Pieces(run, plan, tokens)
+    return (RanksNarrowPieces if run.tp > 1 else NarrowPieces)(run, plan, tokens)
 
 
 def _tables(happenings: Sequence[Happening]) -> tuple[int, ...]:
