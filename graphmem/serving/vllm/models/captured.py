@@ -16,7 +16,8 @@ from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
 from graphmem.serving.vllm.models.mamba import Layer as StateLayer
-from graphmem.serving.vllm.models.pieces import pieces_of, plan_of
+from graphmem.serving.vllm.models.narrow import pieces_of
+from graphmem.serving.vllm.models.pieces import plan_of
 from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
@@ -165,7 +166,8 @@ class Captured(Family):
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
         if self.plan is not None:
-            return pieces_of(self.run, self.plan, tokens).whole(attend, piece, layers)
+            with self.run.as_compiled():
+                return pieces_of(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]
