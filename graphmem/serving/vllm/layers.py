@@ -49,6 +49,10 @@ class LinearMethod(Protocol):
     def cache_scales(self) -> CacheScales:
         """The scales that come with it for layers of attention."""
 
+    @property
+    def online(self) -> bool:
+        """True if the engine itself quantises, while weights are loaded."""
+
     def of(self, name: str) -> WeightMethod:
         """That of the layer of this name."""
 
@@ -58,6 +62,7 @@ class WeightMethod(ABC):
     Experts have the tensors that ``of_experts`` names, stacked: gate and up in one, down in another."""
 
     cache_scales: CacheScales = CacheScales.NONE
+    online: bool = False
     of_experts: tuple[str, ...] = ("weight",)
 
     @property
@@ -100,6 +105,9 @@ class WeightMethod(ABC):
     @abstractmethod
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         """The product, of so many rows."""
+
+    def share_sums(self, run: Run, tokens: int, outputs: int) -> None:  # noqa: B027
+        """What a product of so many rows takes beside its output; by default nothing."""
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """The parameters of a layer with these sizes on this rank, as they are after loading."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from graphmem.base import packed_products
 from graphmem.base.documents import shown
 from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
@@ -194,6 +195,8 @@ class Float8(WeightMethod):
     narrows: bool = True
     #: Whether experts may be multiplied by CUTLASS (``allow_vllm_cutlass``).
     grouped: bool = False
+    #: Whether they are integers, which lie as they do.
+    integers: bool = False
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         columns, parts = sum(outputs), len(outputs)
@@ -270,12 +273,20 @@ class Float8(WeightMethod):
             return marlin_product(run, tokens, size)
         held = [run.new(tokens * inputs, "quantised input"), run.new(self._scales(tokens, inputs), "its scales")]
         if self.block:
-            return run.replacing(*held, run.new(size))
+            result = run.new(size)
+            self.share_sums(run, tokens, outputs)
+            return run.replacing(*held, result)
         if _aligned(inputs) != inputs:
             held.append(run.new(tokens * _aligned(inputs), "padded input"))
         if _aligned(outputs) != outputs:
             held.append(run.new(tokens * _aligned(outputs) * self.itemsize, "padded output"))
+        self.share_sums(run, tokens, outputs)
         return run.replacing(*held, run.new(size))
+
+    def share_sums(self, run: Run, tokens: int, outputs: int) -> None:
+        if self.block <= 0 and self.native:
+            found = packed_products.cutlass_bytes(run.device.capability, tokens, outputs, integers=self.integers)
+            run.temporary(*[found] * bool(found))
 
 
 def _through(run: Run, steps: str, size: int, other: int) -> Tensor:
@@ -498,6 +509,10 @@ class Excluding:
 
     #: Layers that the engine fuses, by what their parts are called in checkpoints.
     _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
+
+    @property
+    def online(self) -> bool:
+        return self.method.online
 
     def of(self, name: str) -> WeightMethod:
         if self.experts_alone and not name.endswith(".experts"):
@@ -731,7 +746,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             return Float4(itemsize, group if group > 0 else 32, 1, native=native)
         return NvFloat4(itemsize, group, 1, native=native and bool(inputs), inputs=bool(inputs), divisors=True)
     if kind == "int" and bits == 8 and first.get("input_activations"):
-        return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
+        return Float8(itemsize, block=-1, integers=True)
     if kind == "int" and bits in (4, 8):
         hopper = device.compute_capability == _MACHETE_CARDS
         zeros = not weights.get("symmetric", True)
