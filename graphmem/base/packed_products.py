@@ -48,9 +48,7 @@ _CUTLASS_SUMS, _CUTLASS_BARRIER = 2 * 128 * 128 * 4, 128
 _CUTLASS_ROWS, _CUTLASS_WIDE = 256, {False: (8192,), True: (8192, 32768)}
 
 
-def cutlass_bytes(capability: tuple[int, int], tokens: int, columns: int, *, integers: bool) -> int:
-    """Of a product of eight bits with so many rows; none from Hopper on."""
-    if capability >= (9, 0):
-        return 0
-    wide = 1 << (columns - 1).bit_length() in _CUTLASS_WIDE[integers] and capability == (8, 9)
+def cutlass_bytes(tokens: int, columns: int, *, integers: bool, by_width: bool) -> int:
+    """Of a product of eight bits with so many rows, on a card whose tiles are chosen ``by_width`` or not."""
+    wide = by_width and 1 << (columns - 1).bit_length() in _CUTLASS_WIDE[integers]
     return _CUTLASS_SUMS * (2 if wide and tokens > _CUTLASS_ROWS else 1) + _CUTLASS_BARRIER

@@ -106,6 +106,15 @@ class WeightMethod(ABC):
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         """The product, of so many rows."""
 
+    def narrow_inputs(self, tokens: int, width: int) -> list[int]:
+        """Bytes of what an activation of so many values a row writes, where it quantises them for the product; none
+        where it does not."""
+        return []
+
+    def multiply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        """The product of so many rows that are quantised already."""
+        return self.apply(run, tokens, inputs, outputs)
+
     def share_sums(self, run: Run, tokens: int, outputs: int) -> None:  # noqa: B027
         """What a product of so many rows takes beside its output; by default nothing."""
 
@@ -177,17 +186,18 @@ class Linear:
         self.slots = Slots(self.run, adapters, self.name, self.inputs, self.outputs, self.itemsize)
         return self.slots
 
-    def product(self, tokens: int) -> Tensor:
-        """This rank's product, not yet reduced."""
+    def product(self, tokens: int, *, narrow: bool = False) -> Tensor:
+        """This rank's product, not yet reduced. ``narrow``: its input is quantised already."""
         self.run.enter(self.name)
         early = self.slots.shrink(tokens) if self.slots is not None and self.run.compiled else None
-        result = self.method.apply(self.run, tokens, self.inputs, sum(self.outputs))
+        multiply = self.method.multiply if narrow else self.method.apply
+        result = multiply(self.run, tokens, self.inputs, sum(self.outputs))
         if self.slots is not None:
             self.slots.expand(early or self.slots.shrink(tokens))
         return result
 
-    def __call__(self, tokens: int) -> Tensor:
-        result = self.product(tokens)
+    def __call__(self, tokens: int, *, narrow: bool = False) -> Tensor:
+        result = self.product(tokens, narrow=narrow)
         return self.run.all_reduce(result) if self.reduce else result
 
 

@@ -272,21 +272,26 @@ class Float8(WeightMethod):
         if not self.native:
             return marlin_product(run, tokens, size)
         held = [run.new(tokens * inputs, "quantised input"), run.new(self._scales(tokens, inputs), "its scales")]
-        if self.block:
-            result = run.new(size)
-            self.share_sums(run, tokens, outputs)
-            return run.replacing(*held, result)
-        if _aligned(inputs) != inputs:
+        if not self.block and _aligned(inputs) != inputs:
             held.append(run.new(tokens * _aligned(inputs), "padded input"))
-        if _aligned(outputs) != outputs:
+        if not self.block and _aligned(outputs) != outputs:
             held.append(run.new(tokens * _aligned(outputs) * self.itemsize, "padded output"))
+        return run.replacing(*held, self.multiply(run, tokens, inputs, outputs))
+
+    def multiply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        result = run.new(tokens * outputs * self.itemsize)
         self.share_sums(run, tokens, outputs)
-        return run.replacing(*held, run.new(size))
+        return result
+
+    def narrow_inputs(self, tokens: int, width: int) -> list[int]:
+        return [tokens * width] if self.static_inputs and self.native and not width % _ALIGNMENT else []
 
     def share_sums(self, run: Run, tokens: int, outputs: int) -> None:
-        if self.block <= 0 and self.native:
-            found = packed_products.cutlass_bytes(run.device.capability, tokens, outputs, integers=self.integers)
-            run.temporary(*[found] * bool(found))
+        """CUTLASS's kernels for cards before Hopper; none by blocks."""
+        capability = run.device.capability
+        if self.native and self.block <= 0 and not reaches(capability, _NATIVE_FP8_BLOCKS):
+            by_width = reaches(capability, _NATIVE_FP8)
+            run.temporary(packed_products.cutlass_bytes(tokens, outputs, integers=self.integers, by_width=by_width))
 
 
 def _through(run: Run, steps: str, size: int, other: int) -> Tensor:
@@ -489,7 +494,13 @@ class NvFloat4(Float4):
         size = tokens * outputs * self.itemsize
         if not self.native:
             return marlin_product(run, tokens, size)
-        return run.replacing(run.new(tokens * inputs // 2), run.new(_swizzled(tokens, inputs)), run.new(size))
+        return run.replacing(*map(run.new, self.narrow_inputs(tokens, inputs)), run.new(size))
+
+    def multiply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        return run.new(tokens * outputs * self.itemsize)
+
+    def narrow_inputs(self, tokens: int, width: int) -> list[int]:
+        return [tokens * width // 2, _swizzled(tokens, width)] if self.native else []
 
 
 def _swizzled(rows: int, width: int) -> int:
