@@ -400,7 +400,8 @@ class Decoder(Family):
         assert isinstance(own, Attention)
         if isinstance(fed, Experts):
             return Planned(own.qkv_proj, own.o_proj, None, experts=fed)
-        return Planned(own.qkv_proj, own.o_proj, (fed.gate_up_proj, fed.down_proj))
+        quantises = self.style.quantises_activation
+        return Planned(own.qkv_proj, own.o_proj, (fed.gate_up_proj, fed.down_proj), quantises=quantises)
 
     def _is_alone(self) -> bool:
         """Whether its kernels may write what products read in eight bits."""

@@ -44,12 +44,14 @@ _WAYS = {
 @dataclass(frozen=True)
 class Layer:
     """The products of a layer: of queries, keys and values, of attention's output, and of the feed-forward layer, which
-    is ``gated`` or not, or is ``experts``."""
+    is ``gated`` or not, or is ``experts``. ``quantises``: the activation writes what the last product reads, where that
+    has a kernel for it."""
 
     into: Linear
     out: Linear
     fed: tuple[Linear, Linear] | None
     gated: bool = True
+    quantises: bool = False
     experts: Callable[[int], Tensor] | None = None
 
     @property
@@ -211,12 +213,16 @@ class Pieces:
 
     def _dense(self, layer: Layer, *normed: Tensor) -> Tensor:
         """The feed-forward layer's output. An activation that is not gated lies where its input did."""
-        run = self.run
+        run, down = self.run, layer.down
         wide = layer.up.product(self.tokens)
         run.free(*normed)
-        if layer.gated:
-            wide = run.replacing(wide, run.new(wide.bytes // 2, "activated"))
-        return run.replacing(wide, layer.down.product(self.tokens))
+        if not layer.gated:
+            return run.replacing(wide, down.product(self.tokens))
+        fused = layer.quantises and down.slots is None
+        narrow = down.method.narrow_inputs(self.tokens, down.inputs) if fused else []
+        acted = [run.new(size, "activated") for size in narrow or [wide.bytes // 2]]
+        run.free(wide)
+        return run.replacing(*acted, down.product(self.tokens, narrow=bool(narrow)))
 
     def _turned(self, layer: Layer, dead: list[Tensor]) -> list[Tensor]:
         """Turned keys; queries, keys and values; turned queries, which lie in a buffer that is ``dead``."""
