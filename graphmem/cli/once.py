@@ -6,7 +6,6 @@ from collections import Counter
 
 import click
 
-
 #: Options of which people try several values.
 _VARIED = ("--gpu", "--batch", "--seq-len", "--dtype", "--amp", "--optimizer")
 
