@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.addresses import refuse_address
 from graphmem.base.documents import fits, read_json
 from graphmem.diagnostics import CUT_SHORT, MEANINGS
 from graphmem.errors import SourceError
@@ -152,6 +153,7 @@ def _read(name: str) -> dict[str, Any]:
     try:
         document = read_json(Path(name))
     except (OSError, ValueError) as error:
+        refuse_address(name)
         raise SourceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
