@@ -153,9 +153,14 @@ def test_a_signal_in_the_callback_of_a_weak_reference_is_heard_all_the_same(capf
     class Storage:
         pass
 
-    died = []
+    died: list[int] = []
     storage = Storage()
-    reference = weakref.ref(storage, lambda _: (died.append(1), signal.raise_signal(signal.SIGTERM)))
+
+    def dies(_: object) -> None:
+        died.append(1)
+        signal.raise_signal(signal.SIGTERM)
+
+    reference = weakref.ref(storage, dies)
 
     def end_it() -> None:
         nonlocal storage

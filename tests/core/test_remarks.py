@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 
 def _convolution(batch: int) -> tuple[Any, Any]:
-    """Weights of some petabytes, as those of a ViT whose ``num_channels`` is mistyped."""
-    channels = 10**12
-    return torch.nn.Conv2d(channels, 64, 16, stride=16), torch.empty(batch, channels, 224, 224)
+    """Weights of some exabytes, more than PyTorch's allocator ever asks for, as those of a ViT whose ``num_channels`` is mistyped."""
+    channels = 5 * 10**13
+    return torch.nn.Conv2d(channels, 64, 16, stride=16), torch.empty(batch, channels, 32, 32)
 
 
 @pytest.mark.parametrize("training", [True, False])
