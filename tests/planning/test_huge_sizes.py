@@ -11,7 +11,7 @@ import graphmem
 from graphmem.errors import GraphmemError
 from graphmem.estimate import Estimate
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 _FACTORY = """
 import torch
@@ -63,6 +63,8 @@ def test_what_no_number_holds_is_one_message(model: str) -> None:
         _analyzed(model, 10**16)
     with pytest.raises(GraphmemError, match=r"^more than 2\^63 - 1 bytes are alive together, more than any memory"):
         _analyzed(model, 2 * 10**14)
+    with pytest.raises(GraphmemError, match=r"^storage \d+ \(.*\) has more than 2\^63 - 1 bytes, more than any memory"):
+        graphmem.analyze(lambda: (torch.nn.Conv2d(2 * 10**13, 64, 16, stride=16), torch.empty(1, 2 * 10**13, 128, 128)))
 
 
 def test_expandable_segments_grow_beyond_any_card(model: str) -> None:
