@@ -51,7 +51,7 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "afmoe", "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder",
+    "afmoe", "falcon_h1", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder",
     "llama", "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.

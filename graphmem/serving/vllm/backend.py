@@ -31,16 +31,16 @@ from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
 #: model_executor/models/registry.py); all others that transformers knows it runs by transformers' code.
 OWN_CODE = frozenset((
     *ENCODERS, "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4", "glm4_moe",
+    "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe",
     "glm4_moe_lite", "gpt2", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
     "granitemoehybrid", "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "internlm3", "iquestcoder",
-    "kimi_linear", "laguna", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3",
+    "laguna", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3",
     "minimax_m2", "ministral3", "nemotron", "nemotron_h", "olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "stablelm",
     "zamba2",
 ))  # fmt: skip
 #: Those whose latent attention has a cache of latent keys (``is_deepseek_mla``,
 #: transformers_utils/model_arch_config_convertor.py); so has that of models by transformers' code (fusers/mla.py).
-_LATENT_CODE = ("axk1", "glm4_moe_lite", "kimi_linear", "longcat_flash")
+_LATENT_CODE = ("axk1", "glm4_moe_lite", "longcat_flash")
 #: ``model_type`` whose embeddings are let go when they were scaled or normed before the first layer.
 _SCALED = ("afmoe", "bloom")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).

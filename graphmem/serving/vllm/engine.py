@@ -192,6 +192,8 @@ class VLLM(AskedFirst):
                 drafted=more.speculation.tokens if more.speculation else 0,
             )
             shape = replace(shape, state=state)
+        if more.pools:
+            shape = replace(shape, pooled=families.pooled_head(model))
         return encoders.with_encoder(shape, question, settings), name, assumed
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
@@ -203,7 +205,8 @@ class VLLM(AskedFirst):
         only_states = shape.state is not None and not shape.attends
         size = settings.batch.length if only_states else settings.batch.block_size
         found = layout_of(
-            shape, settings.tensor_parallel, size, element, in_flight, drafting, prefixes=settings.more.prefix_caching
+            shape, settings.tensor_parallel, size, element, in_flight, drafting, prefixes=settings.more.prefix_caching,
+            encoded=settings.batch.tokens,
         )
         # Ranks that share out the context keep each their tokens of a block (``dcp_world_size``, kv_cache_utils.py).
         return replace(found, block_size=found.block_size * settings.more.context_parallel)

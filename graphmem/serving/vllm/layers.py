@@ -109,10 +109,10 @@ class WeightMethod(ABC):
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:  # noqa: B027
         """``process_weights_after_loading``; by default they stay as they were loaded."""
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
-        """The parameters of so many experts."""
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
+        """The parameters of so many experts, of ``parts`` products of their width: gate and up, or one."""
         made = {}
-        for part, inputs, outputs in (("w13", hidden, [width, width]), ("w2", width, [hidden])):
+        for part, inputs, outputs in (("w13", hidden, [width] * parts), ("w2", width, [hidden])):
             tensors = self.tensors(inputs, outputs)
             for one in self.of_experts:
                 if one in tensors:

@@ -81,6 +81,8 @@ def start(
         model = families.family(run, shape)
         if settings.more.pools and not shape.tied:  # ``as_embedding_model`` lets go of the head (models/adapters.py)
             run.free(model.head.weight)
+        for size in shape.pooled:
+            run.new(size, "score")
         run.empty_cache()
         if isinstance(shape.linear, Unquantized):
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)

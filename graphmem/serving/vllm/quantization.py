@@ -138,10 +138,10 @@ class Packed(WeightMethod):
     def by_marlin(self) -> bool:
         return not self.unpacks
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
         """GPTQ's have biases besides, which are let go where the checkpoint has none."""
-        made = super().make_experts(run, name, count, hidden, width)
-        for part, columns in (("w13", 2 * width), ("w2", hidden)) if self.drops_zeros else ():
+        made = super().make_experts(run, name, count, hidden, width, parts)
+        for part, columns in (("w13", parts * width), ("w2", hidden)) if self.drops_zeros else ():
             label = f"{name}.{part}_bias"
             run.named[label] = run.new(count * columns * self.itemsize, label)
         return made
@@ -306,9 +306,9 @@ class Float4(WeightMethod):
         found = {"weight": values // 2, "scale": scales * (1 if self.nested else self.scale_bytes)}
         return found | ({"scale_of_scales": cdiv(scales, self.nested) * self.scale_bytes} if self.nested else {})
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
         """Scales of experts are unpacked."""
-        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
+        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width, parts)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:

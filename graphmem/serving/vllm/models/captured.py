@@ -26,7 +26,7 @@ from graphmem.trace import Category
 #: of the head too (``embedding_modules``, model_executor/models). Transformers' code takes those of embeddings.
 ADAPTED = {
     "apertus": (True, True), "cohere": (True, False), "cohere2": (True, False), "exaone4": (True, True),
-    "glm4": (False, False), "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
+    "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
 }  # fmt: skip
 #: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
 _TABLES_FIRST = ("gpt_oss",)
@@ -91,6 +91,8 @@ class Captured(Family):
         else:
             self.head = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first)
         self.soft_cap = shape.soft_cap
+        #: Embeddings that come from an encoder's buffer.
+        self._given: Tensor | None = None
 
     def _make(self, layer: Layer) -> None:
         run, shape = self.run, self.shape
@@ -156,6 +158,9 @@ class Captured(Family):
             of_module.setdefault(name.rpartition(".")[0], []).append(linear)
         return [one for own in of_module.values() for one in sorted(own, key=lambda each: len(each.outputs) > 1)]
 
+    def give(self, embeddings: Tensor) -> None:
+        self._given = embeddings
+
     def forward(self, tokens: int) -> Tensor:
         alive: dict[int, Tensor] = {}
         self._replay(self.backend.forward, tokens, alive)
@@ -178,7 +183,7 @@ class Captured(Family):
 
     def _output(self, alive: dict[int, Tensor]) -> Tensor:
         output = alive.pop(self.backend.output)
-        self.run.free(*alive.values())
+        self.run.free(*(one for one in alive.values() if one is not self._given))
         return output
 
     def _replay(
@@ -188,7 +193,8 @@ class Captured(Family):
         run = self.run
         for one in happenings:
             if one.kind == "free":
-                run.free(alive.pop(one.storage))
+                gone = alive.pop(one.storage)
+                run.free(*[gone] * (gone is not self._given))
             elif one.kind == "returned":
                 alive[one.storage] = self._returned(one, tokens)
             elif one.kind == "cublas":
@@ -218,6 +224,8 @@ class Captured(Family):
         layer = self._experts.get(one.name) or self._states.get(one.name) or self._latents.get(one.name)
         if layer is not None:
             return layer(tokens)
+        if one.name in self._tables and self._given is not None:
+            return self._given
         if one.name in self._tables:
             return self._tables[one.name](tokens)
         norm, row = self._norms[one.name], one.token_bytes

@@ -19,6 +19,7 @@ class Style:
     ``makes_tied_head``: with tied embeddings the head is made first, and dropped. ``first_norm``: the first layer has
     one before attention (EAGLE's has none). ``adapts_tables``: adapters may change embeddings and the head (the class
     lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
+    ``gated``: the feed-forward layer has a gate.
     """
 
     norm: str = "rms"
@@ -31,6 +32,7 @@ class Style:
     makes_tied_head: bool = True
     first_norm: bool = True
     adapts_tables: bool = True
+    gated: bool = True
 
 
 class FeedForward:
@@ -52,7 +54,7 @@ class FeedForward:
         self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
-        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)
+        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * (1 + style.gated), method, self.size, bias=bias)
         self.down_proj = Linear(
             run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
         )  # fmt: skip
