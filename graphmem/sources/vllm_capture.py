@@ -273,8 +273,10 @@ class Making:
         """``recursive_replace``, then the parameters that are left (``init_parameters``)."""
         shared = _PLAIN_SHARES if self.own_code else {}  # no layer of its own puts a part's result together
         self._plan = {f"model.{one}": shared.get(style, style) for one, style in (model.tp_plan or {}).items()}
-        if self.own_code and self.tp > 1 and not self._plan:
-            self._plan = _usual_plan(model, int(self.config.hidden_size), self.tp)
+        if self.own_code and self.tp > 1:
+            hidden = int(self.config.hidden_size)
+            self._plan |= {} if self._plan else _attention_plan(model, self.tp)
+            self._plan |= _feed_forward_plan(model, hidden, self._plan)
         self._vocabularies = {
             one for key, one in vars(self.config).items() if "vocab_size" in key and isinstance(one, int)
         }
@@ -600,10 +602,9 @@ def _run(model: nn.Module, tokens: int) -> Tensor:
     return model(input_ids=ids, position_ids=positions, use_cache=False, return_dict=False)[0]
 
 
-def _usual_plan(model: nn.Module, hidden: int, tp: int) -> dict[str, str]:
-    """How linear layers are shared out where the model's class does not say: attention by heads, what reads hidden
-    states and makes more of them by columns, and what makes hidden states again by rows. What attention's modules know
-    of their widths becomes one rank's."""
+def _attention_plan(model: nn.Module, tp: int) -> dict[str, str]:
+    """How attention is shared out where the model's class does not say: by heads. What its modules know of their widths
+    becomes one rank's."""
     plan: dict[str, str] = {}
     for name, module in model.named_modules():
         linears = [f"model.{name}.{one}$" for one, each in module.named_modules() if isinstance(each, nn.Linear)]
@@ -614,10 +615,20 @@ def _usual_plan(model: nn.Module, hidden: int, tp: int) -> dict[str, str]:
             for width in _WIDTHS:
                 if isinstance(size := getattr(each, width, None), int) and size % tp == 0:
                     setattr(each, width, size // tp)
+    return plan
+
+
+def _feed_forward_plan(model: nn.Module, hidden: int, known: dict[str, str]) -> dict[str, str]:
+    """How feed-forward layers are shared out that the plan does not name: what reads hidden states and makes more of
+    them by columns, and what makes hidden states again by rows."""
+    plan: dict[str, str] = {}
     for name, module in model.named_modules():
-        path = f"model.{name}$"
-        if isinstance(module, nn.Linear) and path not in plan and module.in_features != module.out_features:
-            plan[path] = "colwise" if module.in_features == hidden else "rowwise"
+        linears = {f"model.{name}.{one}": each for one, each in module.named_children() if isinstance(each, nn.Linear)}
+        own = {path: "colwise" for path, each in linears.items() if each.in_features == hidden != each.out_features}
+        own |= {path: "rowwise" for path, each in linears.items() if each.out_features == hidden != each.in_features}
+        if name.endswith(("attn", "attention")) or len(set(own.values())) < 2:
+            continue
+        plan |= {f"{path}$": style for path, style in own.items() if not any(re.match(one, path) for one in known)}
     return plan
 
 

@@ -25,7 +25,7 @@ from graphmem.serving.vllm.models.captured import ADAPTED, Table, windows
 from graphmem.serving.vllm.models.states import state_of
 from graphmem.serving.vllm.settings import ENCODERS, Settings
 from graphmem.sources.vllm_backend import followed, values_of_class
-from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
+from graphmem.sources.vllm_layers import ROTARY, Backend, ExpertShape, Happening
 
 #: ``model_type`` of captured decoders that vllm 0.32.0 has code of its own for (``_TEXT_GENERATION_MODELS``,
 #: model_executor/models/registry.py); all others that transformers knows it runs by transformers' code.
@@ -45,6 +45,11 @@ _LATENT_CODE = ("axk1", "glm4_moe_lite", "longcat_flash")
 _SCALED = ("afmoe", "bloom")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
 _WIDE_TABLES = ("gpt_oss",)
+#: ``model_type`` whose tensor parallel ranks slice the tokens of experts that replicas gather (``is_sequence_parallel``).
+SLICED = frozenset((
+    "axk1", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "llama4_text",
+    "mimo_v2_flash", "nemotron_h",
+))  # fmt: skip
 #: Captures that are remembered.
 _REMEMBERED = 32
 
@@ -114,9 +119,19 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         rope_scaled=families.is_multiplied(rope),
         soft_cap=bool(values.get("final_logit_softcapping")), backend=backend, cached=backend.cached,
         value_dim=backend.value_dim,
-        in_chunks=bool(values.get("attention_chunk_size")),
+        in_chunks=bool(values.get("attention_chunk_size")), experts=_experts(backend),
         rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
     )  # fmt: skip
+
+
+def _experts(backend: Backend) -> ExpertShape | None:
+    """The experts of its layers, None for a model without any."""
+    found = [(re.search(r"\.(\d+)\.", one.name), one.experts) for one in backend.layers]
+    numbers = {int(match[1]): experts for match, experts in found if match is not None and experts is not None}
+    if not numbers:
+        return None
+    dense = tuple(one for one in range(max(numbers)) if one not in numbers)
+    return replace(next(iter(numbers.values())), dense_layers=dense)
 
 
 def _has_latent(values: Mapping[str, object]) -> bool:

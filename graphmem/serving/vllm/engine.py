@@ -262,10 +262,12 @@ def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -
         )
     sliced = more.expert_parallel and more.data > 1 and settings.tensor_parallel > 1
     if sliced and (
-        shape.kind in families.SLICED_BETWEEN_LAYERS or (shape.latent and (more.pipeline > 1 or more.speculation))
+        shape.kind in families.SLICED_BETWEEN_LAYERS
+        or (shape.backend is not None and (not shape.backend.own_code or shape.kind in backend.SLICED))
+        or (shape.latent and (more.pipeline > 1 or more.speculation))
     ):
         raise UsageError(
-            f"{shape.kind} with tensor, data and expert parallelism keeps its hidden states in slices between layers, "
+            f"{shape.kind} with tensor, data and expert parallelism keeps tokens in slices, "
             "which is not followed for it, nor with a pipeline or drafts; give --tensor-parallel-size 1, or "
             "--data-parallel-size 1"
         )

@@ -44,7 +44,9 @@ class Table:
 
 
 class Captured(Family):
-    """The model."""
+    """The model. Embeddings may come from an encoder's buffer (``_given``)."""
+
+    _given: Tensor | None = None
 
     def __init__(self, run: Run, shape: Shape) -> None:
         assert shape.backend is not None
@@ -91,8 +93,6 @@ class Captured(Family):
         else:
             self.head = dropped_head(run, shape.vocab, shape.hidden, shape.itemsize, first)
         self.soft_cap = shape.soft_cap
-        #: Embeddings that come from an encoder's buffer.
-        self._given: Tensor | None = None
 
     def _make(self, layer: Layer) -> None:
         run, shape = self.run, self.shape
@@ -169,7 +169,7 @@ class Captured(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
-        if self.plan is not None:
+        if self.plan is not None and self._given is None:
             return Pieces(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
