@@ -60,10 +60,7 @@ def asked(config: dict[str, Any], *arguments: tuple[str, str], **options: Any) -
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in captured()
-    ],
+    [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in captured()],
 )
 def test_the_start_is_the_engines(name: str) -> None:
     """To the byte where the engine runs transformers' code."""

@@ -45,7 +45,7 @@ _LATENT_CODE = ("axk1", "glm4_moe_lite", "longcat_flash")
 _SCALED = ("afmoe", "bloom")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
 _WIDE_TABLES = ("gpt_oss",)
-#: ``model_type`` whose tensor parallel ranks slice the tokens of experts that replicas gather (``is_sequence_parallel``).
+#: ``model_type`` whose tensor parallel ranks slice tokens of experts that replicas gather (``is_sequence_parallel``).
 SLICED = frozenset((
     "axk1", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "llama4_text",
     "mimo_v2_flash", "nemotron_h",

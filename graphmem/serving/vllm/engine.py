@@ -205,7 +205,13 @@ class VLLM(AskedFirst):
         only_states = shape.state is not None and not shape.attends
         size = settings.batch.length if only_states else settings.batch.block_size
         found = layout_of(
-            shape, settings.tensor_parallel, size, element, in_flight, drafting, prefixes=settings.more.prefix_caching,
+            shape,
+            settings.tensor_parallel,
+            size,
+            element,
+            in_flight,
+            drafting,
+            prefixes=settings.more.prefix_caching,
             encoded=settings.batch.tokens,
         )
         # Ranks that share out the context keep each their tokens of a block (``dcp_world_size``, kv_cache_utils.py).

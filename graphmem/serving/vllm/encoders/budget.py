@@ -59,7 +59,7 @@ class Items:
 
 
 def limits_of(asked: Mapping[str, object], modalities: tuple[str, ...], most: int | None = None) -> dict[str, int]:
-    """Items of every modality that a prompt may have, where the model takes so many at ``most``. Raises :class:`UsageError`."""
+    """Items of every modality that a prompt may have, where a model takes ``most``. Raises :class:`UsageError`."""
     for name in asked:
         if name not in modalities:
             raise UsageError(f"limit_mm_per_prompt of {shown(name)}; accepted for this model: {', '.join(modalities)}")

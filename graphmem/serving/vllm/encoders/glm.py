@@ -49,7 +49,8 @@ def encoder(asked: Pictured, items: Items, itemsize: int) -> Glm:
     patch, out = count(vision, "patch_size", 14), count(vision, "out_hidden_size", text_hidden)
     return Glm(
         asked.kind, parts.Widths(count(vision, "hidden_size"), out, count(vision, "num_heads", 12), itemsize),
-        count(vision, "depth", 24), count(vision, "in_channels", 3) * count(vision, "temporal_patch_size", 2) * patch**2,
+        count(vision, "depth", 24),
+        count(vision, "in_channels", 3) * count(vision, "temporal_patch_size", 2) * patch**2,
         count(vision, "spatial_merge_size", 2), out, items, image if items.modality == "image" else video, text_hidden,
         positions=(count(vision, "image_size", 336) // patch) ** 2, context=count(vision, "intermediate_size"),
     )  # fmt: skip

@@ -54,7 +54,9 @@ class FeedForward:
         self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
-        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * (1 + style.gated), method, self.size, bias=bias)
+        self.gate_up_proj = Linear(
+            run, both, shape.hidden, [self.width] * (1 + style.gated), method, self.size, bias=bias
+        )
         self.down_proj = Linear(
             run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
         )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Whisper's decoder (vllm 0.32.0, models/whisper.py): attention to what was read and to what was heard, LayerNorm out of
-place, learned positions. What was heard is no part of the profile run."""
+"""Whisper's decoder (vllm 0.32.0, models/whisper.py): attention to what was read and to what was heard, LayerNorm out
+of place, learned positions. What was heard is no part of the profile run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class _Attention:
             Linear(run, f"{name}.{part}", shape.hidden, [width] * count, shape.linear, self.size, bias=True)
             for part, count in parts.items()
         ]
-        self.out = Linear(run, f"{name}.out_proj", width, [shape.hidden], shape.linear, self.size, bias=True, reduce=True)
+        self.out = Linear(
+            run, f"{name}.out_proj", width, [shape.hidden], shape.linear, self.size, bias=True, reduce=True
+        )
         self.scales = AttentionScales(run, f"{name}.attn", shape.linear, self.size)
 
     def __call__(self, tokens: int) -> Tensor:
@@ -38,7 +40,12 @@ class _Attention:
 
 class _Layer:
     def __init__(self, run: Run, name: str, shape: Shape) -> None:
-        self.run, self.row, size, inner = run, shape.hidden * shape.itemsize, shape.itemsize, shape.intermediate // run.tp
+        self.run, self.row, size, inner = (
+            run,
+            shape.hidden * shape.itemsize,
+            shape.itemsize,
+            shape.intermediate // run.tp,
+        )
         self.steps: list[tuple[LayerNorm, _Attention | None]] = []
         for part in ("self_attn", "encoder_attn"):
             attention = _Attention(run, f"{name}.{part}", shape, crosses=part == "encoder_attn")
@@ -59,7 +66,8 @@ class _Layer:
 
     def __call__(self, tokens: int) -> Tensor:
         """The output; the input is the caller's."""
-        run, residual = self.run, []
+        run = self.run
+        residual: list[Tensor] = []
         for norm, attention in self.steps:
             normed = norm(tokens)
             output = run.replacing(normed, self._fed(tokens) if attention is None else attention(tokens))
