@@ -75,6 +75,11 @@ class WeightMethod(ABC):
         return False
 
     @property
+    def in_four_bits(self) -> bool:
+        """True if CUTLASS's multiply experts in four bits, of rows that are copied in their order and quantised."""
+        return False
+
+    @property
     def by_triton(self) -> bool:
         """True if the kernels of triton_kernels do, which sort tokens first."""
         return False
@@ -111,12 +116,9 @@ class WeightMethod(ABC):
 
     def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
         """The parameters of so many experts, of ``parts`` products of their width: gate and up, or one."""
-        made = {}
-        for part, inputs, outputs in (("w13", hidden, [width] * parts), ("w2", width, [hidden])):
-            tensors = self.tensors(inputs, outputs)
-            for one in self.of_experts:
-                if one in tensors:
-                    made[f"{name}.{part}_{one}"] = run.new(count * tensors[one], f"{name}.{part}_{one}")
+        both = {"w13": self.tensors(hidden, [width] * parts), "w2": self.tensors(width, [hidden])}
+        labels = [(part, one) for one in self.of_experts for part, tensors in both.items() if one in tensors]
+        made = {f"{name}.{part}_{one}": run.new(count * both[part][one], f"{name}.{part}_{one}") for part, one in labels}
         run.named |= made
         return list(made.values())
 

@@ -153,13 +153,14 @@ class Packed(WeightMethod):
     def finish_experts(self, run: Run, name: str, count: int) -> None:
         """``_process_weights_marlin``, ``_process_awq_weights_marlin`` (fused_moe/oracle/int_wna16.py): all parts are
         made anew, expert by expert, and then the old ones let go. Zero points are unpacked to 32 bits on the way.
-        GPTQ's are turned around before it, and back within (``AutoGPTQMoEMethod``)."""
+        GPTQ's are turned around before it, and back within (``AutoGPTQMoEMethod``); compressed-tensors' are turned."""
         parts = [f"{name}.{part}_{one}" for one in ("qweight", "scales", "qzeros") for part in ("w13", "w2")]
         parts = [one for one in parts if one in run.named]
         sizes = [run.named[one].bytes for one in parts]
-        turned, back = ([run.new(size) for size in sizes] if self.drops_zeros else [] for _ in range(2))
+        turns = 2 * self.drops_zeros or int(self.shape_tensor)
+        turned = [run.new(size) for _ in range(turns) for size in sizes]
         made = [self._repacked_experts(run, *one, count) for one in zip(parts, sizes, strict=True)]
-        run.free(*back, *turned)
+        run.free(*reversed(turned))
         for one, new in zip(parts, made, strict=True):
             run.free(run.named[one])
             run.named[one] = new
@@ -419,6 +420,19 @@ class NvFloat4(Float4):
 
     inputs: bool = True
     divisors: bool = False
+
+    @property
+    def in_four_bits(self) -> bool:
+        return self.native
+
+    @property
+    def by_marlin(self) -> bool:
+        return not self.native
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
+        """With scales of the whole, of weights and of inputs."""
+        made = super().make_experts(run, name, count, hidden, width, parts)
+        return [*made, *(run.new(count * one * 4, f"{name}.whole scales") for one in (parts, 1, parts, 1))]
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         values, whole = inputs * sum(outputs), len(outputs) * 4

@@ -24,6 +24,8 @@ _MARLIN_TILES, _MARLIN_FULL = (8, 16, 32, 48, 64), 0.9
 _BESIDE_TOKENS = 256
 #: Indices that are kept of every permuted token, and tokens of a tile of CUB's radix sort (384 threads, 16 each).
 _PERMUTED, _SORTED = 7, 6144
+#: VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE (envs.py).
+_MOST_FOUR_BITS = 163_840
 #: Experts that one kernel chooses among without scratch.
 _MOST_FUSED = 256
 
@@ -150,6 +152,10 @@ class Experts:
             gathered.append(run.new(total * self.shape.hidden * size, "tokens of all replicas"))
             gathered += [run.new(total * chosen * 4, "experts of tokens of all replicas") for _ in range(2)]
         gathered += [run.new(one, "quantised tokens") for one in self.method.narrowed(total, self.hidden)]
+        if self.method.in_four_bits:
+            self._multiply_in_four_bits(total * chosen)
+            run.free(*reversed(gathered))
+            return
         wide, row = max(self.parts * self.width, self.hidden), total * chosen * size
         if run.keeps_scratch:
             run.scratch(row * (max(self.width, self.hidden) + wide))
@@ -169,6 +175,22 @@ class Experts:
             for columns in (self.parts * self.width, self.hidden):
                 marlin_sums(run, columns, tile, padded)
         run.free(*reversed(aligned), *reversed(gathered))
+
+    def _multiply_in_four_bits(self, rows: int) -> None:
+        """``run_cutlass_moe_fp4`` (fused_moe/experts/cutlass_moe.py): rows are copied in the order of their experts and
+        quantised, with room for the scales of as many tokens as there may be, and put back and weighed in the end."""
+        run, size, chosen, inner = self.run, self.shape.itemsize, self.experts.chosen, self.parts * self.width
+        run.scratch(rows * size * (max(2 * inner, self.hidden) + inner))
+        counts = [self.local + 1, self.local + 1, self.local * 3, self.local * 3, rows, rows]
+        held = [run.new(one * 4) for one in counts]
+        held.append(run.new(rows * self.hidden * size, "rows by expert"))
+        for width in (self.hidden, self.width):
+            run.temporary(rows * width // 2, _MOST_FOUR_BITS * chosen * cdiv(width // 16, 4) * 4)
+        held.append(run.new(rows * self.hidden * size, "rows put back"))
+        weights = run.new(rows * size)
+        held.append(run.replacing(weights, run.new(rows * self.hidden * size, "weighed")))
+        run.temporary(rows // chosen * self.hidden * size)
+        run.free(*reversed(held))
 
     def _permute(self, rows: int) -> None:
         """Tokens in the order of their experts, by indices that stay for all layers (``MoEPermuteScratch``,
