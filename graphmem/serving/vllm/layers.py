@@ -117,10 +117,9 @@ class WeightMethod(ABC):
     def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
         """The parameters of so many experts, of ``parts`` products of their width: gate and up, or one."""
         both = {"w13": self.tensors(hidden, [width] * parts), "w2": self.tensors(width, [hidden])}
-        labels = [(part, one) for one in self.of_experts for part, tensors in both.items() if one in tensors]
-        made = {
-            f"{name}.{part}_{one}": run.new(count * both[part][one], f"{name}.{part}_{one}") for part, one in labels
-        }
+        made = {}
+        for part, one in ((part, one) for one in self.of_experts for part in both if one in both[part]):
+            made[f"{name}.{part}_{one}"] = run.new(count * both[part][one], f"{name}.{part}_{one}")
         run.named |= made
         return list(made.values())
 

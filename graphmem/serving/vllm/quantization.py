@@ -344,8 +344,8 @@ class Float4(WeightMethod):
         return (cdiv(hidden, 256) * 256, cdiv(width, 128) * 128) if self.padded_experts else (hidden, width)
 
     def finish_experts(self, run: Run, name: str, count: int) -> None:
-        """``prepare_moe_fp4_layer_for_marlin`` (quantization/utils/marlin_utils_fp4.py), MXFP4's and NVFP4's: all parts are made anew, and
-        then the old ones let go; scales are 16 bits wide on the way."""
+        """``prepare_moe_mxfp4_layer_for_marlin``, and NVFP4's (quantization/utils/marlin_utils_fp4.py): all parts are
+        made anew, and then the old ones let go; scales are 16 bits wide on the way."""
         if self.sorted_experts:
             self._swizzle(run, name, count)
         if not self.by_marlin:
