@@ -10,6 +10,7 @@ from graphmem.serving.vllm.layers import AttentionScales, Linear, LinearMethod
 from graphmem.serving.vllm.models.base import LatentShape, Shape, plain_shape
 from graphmem.serving.vllm.models.decoder import Decoder, Mixing, Style
 from graphmem.serving.vllm.models.deltanet import DeltaShape
+from graphmem.serving.vllm.models.latent import UnpackedScales
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import ExpertShape
 from graphmem.trace import Category
@@ -75,7 +76,7 @@ class PlainLatentAttention:
         run.new(latent.kv_rank * size, f"{name}.kv_a_layernorm.weight")
         self.up = linear("kv_b_proj", latent.kv_rank, self.heads * (latent.nope + latent.value))
         self.o_proj = linear("o_proj", self.heads * latent.value, shape.hidden, reduce=True)
-        self.scales = AttentionScales(run, f"{name}.attn")
+        self.scales = UnpackedScales(run, f"{name}.attn", self.up)
         run.new(_WIDE, f"{name}.one scale", Category.BUFFER)
 
     def finish(self) -> None:
