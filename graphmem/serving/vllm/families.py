@@ -232,7 +232,9 @@ def pooled_head(model: ServedModel) -> tuple[int, ...]:
     models (models/qwen2_rm.py)."""
     named = str((listed(model, "architectures") or [""])[0])
     hidden, labels = count(model, "hidden_size"), model.config.get("id2label")
-    score = hidden * count(model, "num_labels", len(labels) if isinstance(labels, Mapping) else _LABELS)
+    of_tokens = bool(model.config.get("classifier_from_token"))  # the share of one of two (models/adapters.py)
+    known = 1 if of_tokens else len(labels) if isinstance(labels, Mapping) else _LABELS
+    score = hidden * count(model, "num_labels", known)
     if named.endswith("RewardModel"):
         return (hidden * hidden * _WIDE, hidden * _WIDE, score * _WIDE, score // hidden * _WIDE)
     return (score * _WIDE,) if named.endswith("ForSequenceClassification") else ()

@@ -65,6 +65,11 @@ class WeightMethod(ABC):
         """True if Marlin's kernels multiply experts, else Triton's (fused_moe/experts/marlin_moe.py)."""
         return False
 
+    @property
+    def tile(self) -> int:
+        """Rows of a tile of experts' kernels for large batches (``get_default_config``, fused_moe/fused_moe.py)."""
+        return 128
+
     def narrowed(self, rows: int, width: int) -> list[int]:
         """Bytes of what so many rows are quantised to before experts multiply them, with their scales."""
         return []

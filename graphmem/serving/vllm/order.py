@@ -84,7 +84,7 @@ def start(
         for size in shape.pooled:
             run.new(size, "score")
         run.empty_cache()
-        if isinstance(shape.linear, Unquantized):
+        if isinstance(shape.linear, Unquantized) and not shape.imports_compressed:
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
         for layer in run.encoder_layers:
             layer.finish()

@@ -207,6 +207,10 @@ class Float8(WeightMethod):
     def by_cutlass(self) -> bool:
         return self.grouped and self.native and self.block <= 0
 
+    @property
+    def tile(self) -> int:
+        return 64 if self.block > 0 else super().tile
+
     def narrowed(self, rows: int, width: int) -> list[int]:
         return [rows * width, self._scales(rows, width)] if self.narrows else []
 

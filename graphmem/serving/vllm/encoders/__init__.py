@@ -157,6 +157,7 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
         shape = replace(shape, position_rows=len(sections))
     around, more = model.around, settings.more
     family = _FAMILIES.get(str(around.config.get("model_type"))) if around is not None else None
+    shape = replace(shape, imports_compressed=shape.imports_compressed or (family is not None and family.module is glm))
     if around is None or family is None or more.text_only:
         return shape
     limits = limits_of(json.loads(more.items_per_prompt), family.modalities, family.most)

@@ -16,7 +16,7 @@ from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import ExpertShape
 from graphmem.trace import Category
 
-#: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
+#: Rows that triton_kernels sort together.
 _TILE = 128
 #: Tiles of Marlin's, and the share of one that an expert's tokens do not fill (``fused_marlin_moe``).
 _MARLIN_TILES, _MARLIN_FULL = (8, 16, 32, 48, 64), 0.9
@@ -225,7 +225,7 @@ class Experts:
     def _tile(self, tokens: int) -> int:
         """Rows of a tile of the kernels: Marlin's are the fewer the fewer tokens an expert has."""
         if not self.method.by_marlin:
-            return _TILE
+            return self.method.tile
         rows = tokens * self.experts.chosen / self.local
         return next((one for one in _MARLIN_TILES if rows / one < _MARLIN_FULL), _MARLIN_TILES[-1])
 

@@ -141,7 +141,8 @@ def kimi_shape(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape
         score_bytes=_WIDE, holds_scores=True, least=_LEAST_WIDTH,
     )  # fmt: skip
     return plain_shape(
-        model, itemsize, method, experts=experts, latent=latent, positions=count(model, "model_max_length", 4096),
+        model, itemsize, method, experts=experts, latent=latent, imports_compressed=True,
+        positions=count(model, "model_max_length", 4096),
         state=DeltaShape(
             heads, heads, dim, dim, kernel, interleaved=False, conv_bytes=itemsize,
             state_bytes=_WIDE,
