@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import sys
@@ -62,6 +63,8 @@ _HOLDING = frozenset(("axk1", "glm4_moe_lite"))
 _NARROW_VALUES = frozenset(("mimo_v2_flash",))
 #: ``model_type`` whose queries and keys are normed together, in fp32 unless ranks share them out.
 _NORMED_TOGETHER = frozenset(("minimax_m2",))
+#: ``model_type`` whose own code attends before its states, and sums residuals by torch operators.
+_BESIDE = "falcon_h1"
 #: ``model_type`` whose layers return hidden states and residual apart, though their norms sum them out of place.
 _CARRYING = frozenset(("nemotron",))
 #: Classes of norms whose input the engine's own code makes fp32 first.
@@ -127,6 +130,8 @@ class Making:
                 self._states = states(model) if self.own_code else {}
                 for block in self._experts.values():
                     stand_in(block.experts)
+                for layer in model.layers if self.own_code and self.config.model_type == _BESIDE else ():
+                    layer.forward = functools.partial(_attending_first, layer)
                 for path in self._states:
                     stand_in(model.get_submodule(path.removeprefix("model.")))
                 _materialised(model, dtype)
@@ -134,7 +139,7 @@ class Making:
                     model, lambda: _run(model, _WATCHED), own_code=self.own_code, attended=self.attended,
                     heads=self.config.num_attention_heads,
                 )  # fmt: skip
-                self._keys, self._sums_in_place = None, seen.sums_in_place
+                self._keys, self._sums_in_place = None, seen.sums_in_place and self.config.model_type != _BESIDE
                 self._replace_all(model, seen)
                 self._packed_keys = _keep_packed(model) if not self.own_code else set()
                 self.called.clear()
@@ -326,7 +331,8 @@ class Making:
                 self.layers.append(Layer("states", path, width, states=self._states[path]))
                 self._own |= {f"{path}.{one}" for one, _ in child.named_parameters()}
                 block = Block(self.called, path, keeps=True)
-                _hold(block, module)  # as ``output``, a name of its own
+                if self.config.model_type != _BESIDE:
+                    _hold(block, module)  # as ``output``, a name of its own
                 setattr(module, name, block)
             elif self.latent and hasattr(child, "kv_a_proj_with_mqa"):
                 made = self._latent(child, path)
@@ -630,6 +636,21 @@ def _feed_forward_plan(model: nn.Module, hidden: int, known: dict[str, str]) -> 
             continue
         plan |= {f"{path}$": style for path, style in own.items() if not any(re.match(one, path) for one in known)}
     return plan
+
+
+def _attending_first(layer: nn.Module, hidden_states: Tensor, **given: object) -> tuple[Tensor]:
+    """``FalconH1ParallelHybrid`` (models/falcon_h1.py): what both parts return is held to the end."""
+    given.pop("mamba_attention_mask")
+    residual = hidden_states
+    hidden_states = layer.input_layernorm(hidden_states)
+    attended, _ = layer.self_attn(hidden_states=hidden_states * layer.attention_in_multiplier, **given)
+    scanned = layer.mamba(hidden_states * layer.ssm_out_multiplier)
+    hidden_states = attended * layer.attn_out_multiplier + scanned * layer.ssm_out_multiplier
+    hidden_states = hidden_states + residual
+    residual = hidden_states
+    hidden_states = layer.pre_ff_layernorm(hidden_states)
+    hidden_states = layer.feed_forward(hidden_states)
+    return (residual + hidden_states,)
 
 
 def _hold(product: nn.Module, module: nn.Module) -> None:

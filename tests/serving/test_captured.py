@@ -28,15 +28,17 @@ _QUICK = (
     "glm4.7-flash-4l",
     "olmo-hybrid-8l-a100-40",
     "bge-reranker-v2-m3-t4",
+    "nemotron3-nano-30b-h100",
+    "granite-4-h-small-tp2-l40s",
 )
 #: Bytes that are left for the KV cache as predicted less those recorded, where the engine runs code of its own that is
 #: taken to be like transformers'.
 LIKE = {
     "gpt2-xl": 4_194_304, "bloom-7b1-8l": -262_656, "minitron-8b-6l-fp8kv": 16_777_216,
-    "falcon-h1-1.5b-8l": -6_291_456, "gemma3n-e2b-10l": -88_113_152, "minicpm3-4b-8l": -137_887_744,
+    "gemma3n-e2b-10l": -88_113_152, "minicpm3-4b-8l": -137_887_744,
     "gemma4-text-6l": 25_165_824, "zamba2-2.7b-8l": 69_206_016,
     "granite-4-h-tiny-6l": -8_388_608, "cohere2-moe-3l": 18_874_368,
-    "longcat-flash-1l": -8_388_608,
+    "longcat-flash-1l": -8_388_608, "glm4.5-air-awq-tp2-a100": 8_388_608,
     # By transformers' code: experts alone are the engine's, and ids of all layers stay; learned positions.
     "hunyuan-a13b-2l": 1_835_008, "biogpt-large": 4_194_304, "nanochat-l4": 8_388_608,
     # Compiled: pieces of experts and of layer norms are taken as eager ones.

@@ -34,9 +34,10 @@ class UnpackedScales(AttentionScales):
         one = self._unpacking
         values = one.inputs * sum(one.outputs)
         if not isinstance(one.method, Unquantized):
-            scales, wide, product = (self.run.new(values * 4) for _ in range(3))
-            self.run.free(wide)
-            self.run.replacing(product, scales, self.run.new(values * one.itemsize, f"{one.name} made plain"))
+            # In fp32: scales of more than the whole, values, and their product.
+            scales = [self.run.new(values * 4)] if getattr(one.method, "block", 1) else []
+            product = self.run.replacing(self.run.new(values * 4), self.run.new(values * 4))
+            self.run.replacing(product, *scales, self.run.new(values * one.itemsize, f"{one.name} made plain"))
 
 
 class LatentAttention:
