@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -100,13 +100,15 @@ def main() -> None:
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {error}"
         found.update(engine.figures(watched), stages=watched.stages)
+        watching.close()
         with suppress(CannotTell):
             found["dependencies"] = watch.written()
         out.write_text(json.dumps(found), encoding="utf-8")
         sys.stdout.flush()
         os._exit(0)
 
-    with watch.on():
+    with ExitStack() as watching:
+        watching.enter_context(watch.on())
         from graphmem import Training, analyze
 
         training = Training(world_size=asked.processes, rank=asked.rank) if asked.processes > 1 else None
