@@ -200,7 +200,7 @@ def _patch_triton(patches: Patches) -> None:
             patches.set(module, "has_triton", constant(True))
     patches.replace("torch.utils._triton.triton_hash_with_backend", _LOST, lambda: "")
     # By which compiled code is found again: a digest of all of Triton's files, as on a machine without a card.
-    cache = private("torch._inductor.codecache.CacheBase", _LOST)
+    cache = private("torch._inductor.codecache.CacheBase", "compiling takes half a second more", None)
     patches.where_found([cache], {"get_system": staticmethod(constant({"hash": ""}))})
     codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
 
