@@ -14,6 +14,7 @@ from graphmem.base.documents import shown
 from graphmem.errors import SourceError
 from graphmem.serving import gguf
 from graphmem.serving.base import ServedModel
+from graphmem.serving.caches import token_values
 from graphmem.sources.checkpoints import checkpoint_in
 from graphmem.sources.configurations import values_of
 from graphmem.sources.hub import cached_configuration, close_names, known_model, known_models
@@ -27,6 +28,8 @@ def _compressed(words: str, bits: int, kind: str, strategy: str, inputs: dict[st
     return words, {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
 
 
+_FOUR_BITS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": False}
+_NVFP4 = {"targets": ["Linear"], "weights": _FOUR_BITS, "input_activations": {"num_bits": 4, "dynamic": "local"}}
 _BY_TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
 _BY_TENSOR = {"num_bits": 8, "dynamic": False, "strategy": "tensor"}
 #: How the names of published checkpoints end, and whose -> how they are quantised as a rule: words and the
@@ -56,7 +59,14 @@ _QUANTISED: tuple[tuple[str, str, tuple[str, dict[str, Any]]], ...] = (
         "FP8 by blocks of 128",
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     )),
-    (r"[-_](nvfp4|fp4)", "", ("NVFP4", {"quant_method": "modelopt_fp4", "group_size": 16, "ignore": ["lm_head"]})),
+    (r"[-_.](nvfp4|fp4)", "(redhatai|neuralmagic|nm-testing)/", (
+        "NVFP4 by compressed-tensors",
+        {
+            "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
+            "config_groups": {"group_0": _NVFP4},
+        },
+    )),
+    (r"[-_.](nvfp4|fp4)", "", ("NVFP4", {"quant_method": "modelopt_fp4", "group_size": 16, "ignore": ["lm_head"]})),
     (r"[-_]bf16", "", ("bfloat16", {})),
 )  # fmt: skip
 
@@ -115,6 +125,10 @@ def _method(name: object) -> str:
     return str(name).removesuffix("_marlin").removeprefix("gpt_oss_")
 
 
+#: A difference of a token's bytes up to this part is none, as caches are printed in few digits.
+_SAME_TOKEN = 0.02
+
+
 def models_like(model: ServedModel | None, architecture: str | None, method: str | None) -> Iterator[ServedModel]:
     """The model, or else those of the table with this class; as their checkpoints lie, and quantised by the method as
     that is done as a rule."""
@@ -130,6 +144,15 @@ def models_like(model: ServedModel | None, architecture: str | None, method: str
             if whole not in seen:
                 seen.append(whole)
                 yield ServedModel(f"{name} ({words})" if words else name, whole)
+
+
+def models_keeping(token: float, cards: int, element: int, method: str | None) -> Iterator[ServedModel]:
+    """Those of the table that keep so many bytes of a token, quantised as before."""
+    for name, config in known_models().items():
+        values = token_values(config, cards)
+        if values is not None and abs(values * element / token - 1) <= _SAME_TOKEN:
+            yield ServedModel(name, config)
+            yield from models_like(ServedModel(name, config), None, method)
 
 
 def _classes(config: dict[str, Any]) -> list[str]:

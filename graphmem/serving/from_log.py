@@ -21,14 +21,24 @@ from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
 from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches, spelled
-from graphmem.serving.configurations import is_quantised, model_named, model_of_log, models_like
-from graphmem.serving.logs import Log, Printed, Reader, commands_in, lines_of, services_in, whole_number
-from graphmem.units import MIB, format_bytes, parse_bytes
+from graphmem.serving.configurations import is_quantised, model_named, model_of_log, models_keeping, models_like
+from graphmem.serving.log_terms import (
+    DECIDE,
+    TOKEN,
+    Term,
+    off_words,
+    own_terms,
+    predicted,
+    predicted_terms,
+    size_words,
+    term_of,
+    with_token,
+)  # fmt: skip
+from graphmem.serving.logs import Log, Reader, commands_in, lines_of, services_in, whole_number
+from graphmem.serving.shapes import Formula
+from graphmem.sources.checkpoints import Checkpoint
+from graphmem.units import format_bytes, parse_bytes
 
-#: The figures that decide, the first that a log has.
-_DECIDE = ("KV cache", "tokens", "blocks", "KV buffer", "concurrency")
-#: What is derived of two of them.
-_TOKEN = "a token"
 #: A difference up to this part of the figure is none, as digits and drivers differ.
 _EQUAL = 0.02
 #: Up to this part off are weights and a token's bytes of a model that is known by them, as packing differs.
@@ -42,81 +52,74 @@ _TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "bo
 _READ = {one.name: _TYPES.get(str(one.type).removesuffix(" | None"), str) for one, _ in options_of(Question)}
 
 
-@dataclass(frozen=True)
-class Term:
-    """A figure of the log and the prediction's. Bytes where it is a size; ``difference`` is predicted less printed, 0
-    where the printed digits hold no more."""
-
-    name: str
-    printed: float
-    predicted: float
-    step: float
-    is_size: bool
-    note: str = ""
-
-    @property
-    def difference(self) -> float:
-        """Predicted less printed."""
-        off = self.predicted - self.printed
-        return 0.0 if abs(off) <= self.step else off
-
-    @property
-    def share(self) -> float | None:
-        """The same as a part of the printed figure; None where that is nothing, or less."""
-        return self.difference / self.printed if self.printed > 0 else None
+class NotPredicted(UsageError):
+    """A log that does not tell enough for a prediction, or a model that is not followed."""
 
 
 @dataclass(frozen=True)
 class LogReport(Answer):
     """A log's figures beside the prediction's. ``given``: the prediction with what the log says of the ``machine``, a
-    name and bytes; ``left_out``: settings of the log that are not followed."""
+    name and bytes; ``left_out``: settings of the log that are not followed. Without a prediction ``why_not`` says what
+    it lacks, and the figures stand beside those that the log's other lines come to."""
 
     path: str
+    reader: Reader
     log: Log
-    served: Served
+    prediction: Served | None
     terms: tuple[Term, ...]
     given: Term | None = None
     left_out: tuple[str, ...] = ()
     machine: tuple[str, float] | None = None
+    why_not: str = ""
+
+    @property
+    def served(self) -> Served:
+        """The prediction. Raises :class:`NotPredicted` where there is none."""
+        if self.prediction is None:
+            raise NotPredicted(self.why_not)
+        return self.prediction
 
     @property
     def decides(self) -> Term | None:
         """The figure that says how good the prediction is: of the cache."""
         found = {term.name: term for term in self.terms}
-        return next((found[name] for name in _DECIDE if name in found), None)
+        return next((found[name] for name in DECIDE if name in found), None)
 
     @property
     def differs(self) -> Term | None:
         """The part of the arithmetic that is furthest off; None where all are as printed."""
-        parts = [term for term in self.terms if term.is_size and term.name not in _DECIDE and term.difference]
+        parts = [term for term in self.terms if term.is_size and term.name not in DECIDE and term.difference]
         return max(parts, key=lambda term: abs(term.difference), default=None)
 
     def document(self, *, details: bool = False) -> Document:
         """The comparison."""
-        title = f"{Path(self.path).name}: {self.served.model} on {self.served.gpu}, {self.served.engine}"
-        return Document("serving_log", title, tuple(_sections(self)), self.to_dict, width=110)
+        served, name = self.prediction, Path(self.path).name
+        if served is None:
+            return Document("serving_log", f"{name}: {self.log.engine}", tuple(_own_sections(self)), self.to_dict)
+        title = f"{name}: {served.model} on {served.gpu}, {served.engine}"
+        return Document("serving_log", title, tuple(_sections(self, served)), self.to_dict, width=110)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON. Sizes are bytes."""
-        log, decides, differs = self.log, self.decides, self.differs
+        log, decides, differs, served = self.log, self.decides, self.differs, self.prediction
         return {
             "schema": "graphmem.serving_log/1",
             "log": self.path,
             "engine": log.engine,
             "printed_version": log.version,
-            "followed_version": self.served.version,
-            "basis": self.served.basis,
-            "model": self.served.model,
-            "gpu": self.served.gpu,
-            "cards": self.served.cards,
+            "followed_version": served and served.version,
+            "basis": served and served.basis,
+            "model": served and served.model,
+            "gpu": served and served.gpu,
+            "cards": served and served.cards,
             "settings": dict(log.settings),
             "left_out": list(self.left_out),
             "terms": [_plain(term) for term in self.terms],
             "decides": None if decides is None else decides.name,
             "differs": None if differs is None else differs.name,
             "given_outside_torch": None if self.given is None else _plain(self.given),
-            "refusal": self.served.refusal,
-            "notes": list(self.served.notes),
+            "refusal": served and served.refusal,
+            "notes": list(served.notes) if served else [self.why_not],
         }
 
 
@@ -139,26 +142,49 @@ def compared(
 ) -> LogReport:
     """The log of a start, compared with its prediction.
 
-    What the log does not tell is asked for: ``model`` (its configuration), ``gpu``; ``options`` are those of
-    :class:`graphmem.serving.base.Question`, and stronger than the log's. Raises
-    :class:`graphmem.errors.GraphmemError` for a file that is no engine's log, and for what is missing.
+    What the log does not tell may be given: ``model`` (its configuration), ``gpu``; ``options`` are those of
+    :class:`graphmem.serving.base.Question`, and stronger than the log's. Where there is no prediction, as no model is
+    named or none like it is followed, the log's lines are put beside each other. Raises
+    :class:`graphmem.errors.GraphmemError` for a file that is no engine's log, and for wrong values.
     """
     path = Path(path)
     if others := sorted(set(options) - {one.name for one in fields(Question)}):
         raise UsageError(f"{spelled(others[0])} is not asked of a log: leave it out, or --from-log")
     reader, log = _read(path, lines_of(path), engine)
     asked = _Query(reader, log, engine_version, options)
+    given_model = None if model is None else model_named(model)
+    try:
+        return _predicted(path, asked, given_model, gpu, gpu_memory)
+    except NotPredicted as error:
+        return LogReport(str(path), reader, log, None, tuple(own_terms(reader, log)), why_not=str(error))
+
+
+def _predicted(
+    path: Path, asked: _Query, model: ServedModel | None, gpu: str | Device | None, gpu_memory: int | str | None
+) -> LogReport:
+    log = asked.log
     cards = _cards(path, log, gpu, gpu_memory)
-    served_model, open_figures = _model(path, asked, model, cards[0])
-    card = cards[0] if len(cards) == 1 else _nearest(asked, served_model, cards)
-    question, left_out = asked.question(served_model, card)
-    served = asked.engine.serve(question)
+    open_figures: frozenset[str] = frozenset()
+    if model is None:
+        model, open_figures = _model(path, asked, cards[0])
+    model, weights = asked.with_weights(model, cards[0])
+    card = cards[0] if len(cards) == 1 else _nearest(asked, model, cards)
+    question, left_out = asked.question(model, card)
+    try:
+        served = asked.engine.serve(question)
+    except UsageError as error:
+        if asked.options:
+            raise
+        raise NotPredicted(str(error)) from None
     if cards[1:]:
         served = replace(served, notes=(f"the log does not name its card: {card.name} {_TAKEN}", *served.notes))
-    terms = tuple(term for term in _terms(reader, log, served) if term.name not in open_figures)
+    if weights:
+        served = replace(served, notes=(f"{weights} are the log's: this model's are not counted here", *served.notes))
+        open_figures |= {"weights"}
+    found = tuple(term for term in predicted_terms(asked.reader, log, served) if term.name not in open_figures)
     machine = _machine(asked, served)
     given = _given(asked, question, served, machine)
-    return LogReport(str(path), log, served, terms, given, left_out, machine)
+    return LogReport(str(path), asked.reader, log, served, found, given, left_out, machine)
 
 
 class _Query:
@@ -168,6 +194,9 @@ class _Query:
         self.reader, self.log, self.engine = reader, log, engine_named(log.engine)
         self.found, self.others = _asked(log, options)
         self.version = _version(version or (log.version if reader.follows_versions else None))
+        self.options = options
+        self.cards = self.found.get("tensor_parallel_size", 1)
+        self.element = 1 if "8" in self.found.get("kv_cache_dtype", "auto") else 2
 
     def question(self, model: ServedModel, card: Device) -> tuple[Question, tuple[str, ...]]:
         """The question as it is asked quickly, and settings that are not followed."""
@@ -179,6 +208,18 @@ class _Query:
             question = question.with_(non_torch_bytes=loaded(question))
         return for_searches(self.engine, question), left_out
 
+    def with_weights(self, model: ServedModel, card: Device) -> tuple[ServedModel, str]:
+        """The model, with the weights that the log prints where the engine's formula counts none like it; and those."""
+        printed = {name: figure.value for name, figure in self.log.printed.items()}
+        if "weights" in printed:
+            each, words = printed["weights"], f"weights of {format_bytes(round(printed['weights']))}"
+        else:
+            each, words = card.capacity_bytes - printed.get("available", math.inf), "weights and all that is loaded"
+        if each < 0 or not isinstance(self.engine, Formula) or model.checkpoint or self.serve(model, card):
+            return model, ""
+        known = replace(model, checkpoint=Checkpoint({}, round(each) * self.cards))
+        return (known, words) if self.serve(known, card) else (model, "")
+
     def serve(self, model: ServedModel, card: Device) -> Served | None:
         """The answer; None where there is none."""
         with suppress(GraphmemError):
@@ -189,26 +230,21 @@ class _Query:
     def off(self, model: ServedModel, card: Device, names: Sequence[str]) -> float:
         """The part by which the worst of these figures is off; infinite where none is known."""
         served = self.serve(model, card)
-        terms = [] if served is None else _terms(self.reader, self.log, served)
+        terms = [] if served is None else predicted_terms(self.reader, self.log, served)
         shares = (abs(term.share or 0) for term in terms if term.name in names and term.printed > 0)
         return max(shares, default=math.inf)
 
 
-def _model(path: Path, asked: _Query, model: str | None, card: Device) -> tuple[ServedModel, frozenset[str]]:
-    """The model that is given, named, or printed, or of the table that which has what is printed of it; and the figures
-    that this leaves open."""
+def _model(path: Path, asked: _Query, card: Device) -> tuple[ServedModel, frozenset[str]]:
+    """The model that is named, or printed, or of the table that which has what is printed of it; and the figures that
+    this leaves open."""
     log = asked.log
-    if model is not None:
-        return model_named(model), frozenset()
     method = log.settings.get("quantization")
-    named, why = None, "does not name its model: give the model's config.json, folder or name as MODEL"
+    named, why = None, "does not name its model"
     try:
         named = model_of_log(log.model) if log.model is not None else None
     except SourceError as error:
-        why = (
-            f"names the model {shown(log.model or '')}, whose configuration is not here: give its config.json, its "
-            f"folder or a known name as MODEL, before --from-log ({error})"
-        )
+        why = f"names the model {shown(log.model or '')}, whose configuration is not here ({error})"
     if named is not None and is_quantised(named, method):
         return named, frozenset()
     if named is None and log.own_model is not None:
@@ -216,14 +252,23 @@ def _model(path: Path, asked: _Query, model: str | None, card: Device) -> tuple[
     like = [*models_like(named, log.architecture, method)]
     if named is None and log.mentioned is not None:
         like.append(model_named(log.mentioned))
-    tried = ((asked.off(one, card, ("weights", _TOKEN)), one) for one in like)
+    if (
+        named is None
+        and log.architecture is None
+        and "weights" in log.printed
+        and TOKEN in (figures := with_token(asked.reader, log))
+    ):
+        like += models_keeping(figures[TOKEN].value, asked.cards, asked.element, method)
+    tried = ((asked.off(one, card, ("weights", TOKEN)), one) for one in like)
     off, nearest = min(tried, key=lambda one: one[0], default=(math.inf, None))
     if nearest is not None and off <= _SAME_MODEL:
-        return replace(
-            nearest, name=f"{nearest.name}, or one of its shape: by its class, weights and bytes of a token"
-        ), frozenset()
+        known = "its class, weights" if log.architecture else "weights"
+        name = f"{nearest.name}, or one of its shape: by {known} and bytes of a token"
+        return replace(nearest, name=name), frozenset()
+    if named is not None and nearest is not None and off < math.inf:  # quantised as the log says, and not by its name
+        return nearest, frozenset()
     if named is None:
-        raise UsageError(f"{path.name} {why}")
+        raise NotPredicted(f"{path.name} {why}")
     return named, frozenset()
 
 
@@ -276,7 +321,7 @@ def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str
             sized.append(_sized(path, log, card, gpu_memory))
     if not sized:
         has = "" if log.total_bytes is None else f"; it has {format_bytes(log.total_bytes)}"
-        raise UsageError(f"{path.name} does not name its card: give --gpu (see 'graphmem gpus'){has}")
+        raise NotPredicted(f"{path.name} does not name its card: give --gpu (see 'graphmem gpus'){has}")
     return sized
 
 
@@ -286,7 +331,7 @@ def _nearest(asked: _Query, model: ServedModel, cards: Sequence[Device]) -> Devi
     if served is None:
         return cards[0]
     cache, printed = served.kv_cache, asked.log.printed
-    name = next((name for name in _DECIDE if name in printed), None)
+    name = next((name for name in DECIDE if name in printed), None)
     if name is None:
         return cards[0]
     units = {"tokens": cache.block_bytes / cache.block_size, "blocks": float(cache.block_bytes)}
@@ -367,60 +412,18 @@ def _followed(engine: Any, question: Question, others: list[tuple[str, str]]) ->
 # --- terms ------------------------------------------------------------------------------------------------------------
 
 
-def _terms(reader: Reader, log: Log, served: Served) -> Iterator[Term]:
-    for name, printed in {**log.printed, **_token(log)}.items():
-        predicted = _predicted(reader, served, name)
-        if predicted is not None:
-            yield _term(printed, predicted)
-
-
-def _token(log: Log) -> dict[str, Printed]:
-    """Bytes of a token, of what a log says of the whole cache: they are the model's, whatever else the card holds."""
-    whole, tokens = log.printed.get("KV buffer") or log.printed.get("KV cache"), log.printed.get("tokens")
-    if whole is None or tokens is None or tokens.value <= 0 or whole.value <= 0:
-        return {}
-    value = whole.value / tokens.value
-    return {_TOKEN: Printed(_TOKEN, value, value, value, (whole.step + value) / tokens.value * 2, is_size=True)}
-
-
-def _term(printed: Printed, predicted: float) -> Term:
-    note = ""
-    if printed.lowest != printed.highest:
-        low, high = (_size(value, printed.is_size) for value in (printed.lowest, printed.highest))
-        note = f"of all ranks {low} to {high}"
-    step = printed.step + (0 if printed.is_size else 0.005 if printed.name == "concurrency" else 0)
-    return Term(printed.name, printed.value, predicted, step, printed.is_size, note)
-
-
-def _predicted(reader: Reader, served: Served, name: str) -> float | None:
-    cache = served.kv_cache
-    whole = cache.blocks * cache.block_bytes
-    known: dict[str, float] = {
-        "KV cache": cache.available_bytes, "KV buffer": whole, "blocks": cache.blocks,
-        "tokens": cache.tokens, "concurrency": cache.concurrency, "weights": served.weights_bytes,
-    }  # fmt: skip
-    if cache.tokens:
-        known[_TOKEN] = whole / cache.tokens
-    if served.graphs_bytes:  # else they are not predicted
-        known["CUDA graphs"] = served.graphs_bytes
-    parts = {part.name: part.bytes for part in served.parts}
-    if name in reader.sums:
-        return sum(parts.get(one, 0) for one in reader.sums[name])
-    return known.get(name, parts.get(name))
-
-
 def _given(asked: _Query, question: Question, served: Served, machine: tuple[str, float] | None) -> Term | None:
     """The figure that decides, as predicted with what the log says of the machine."""
-    name = next((name for name in _DECIDE if name in asked.log.printed), None)
+    name = next((name for name in DECIDE if name in asked.log.printed), None)
     if name is None or machine is None:
         return None
     size = max(0, round(machine[1]))
     if machine[0] == "available":
-        served = cast(Any, asked.engine).with_available(served, size)
+        served = cast(Any, asked.engine).with_available(question, served, size)
     else:
         served = asked.engine.serve(question.with_(non_torch_bytes=size))
-    predicted = _predicted(asked.reader, served, name)
-    return None if predicted is None else _term(asked.log.printed[name], predicted)
+    found = predicted(asked.reader, served, name)
+    return None if found is None else term_of(asked.log.printed[name], found)
 
 
 def _machine(asked: _Query, served: Served) -> tuple[str, float] | None:
@@ -435,7 +438,7 @@ def _machine(asked: _Query, served: Served) -> tuple[str, float] | None:
         return "outside torch", printed["outside torch"]
     if "consumed" not in printed or "weights" not in printed:
         return None
-    own = {name: _predicted(asked.reader, served, name) or 0 for name in ("consumed", "weights", "outside torch")}
+    own = {name: predicted(asked.reader, served, name) or 0 for name in ("consumed", "weights", "outside torch")}
     stays = own["consumed"] - own["weights"] - own["outside torch"]
     return "outside torch", printed["consumed"] - printed["weights"] - stays
 
@@ -443,11 +446,10 @@ def _machine(asked: _Query, served: Served) -> tuple[str, float] | None:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def _sections(report: LogReport) -> Iterator[Section]:
-    log, served = report.log, report.served
+def _sections(report: LogReport, served: Served) -> Iterator[Section]:
+    log = report.log
     version = f"{log.version or 'a version that is not told'}"
     followed = "" if version.startswith(served.version) else f", followed as {served.version}"
-    settings = ", ".join(f"{name} {text}"[:80] for name, text in log.settings.items())
     yield section(
         "",
         Facts((
@@ -456,12 +458,20 @@ def _sections(report: LogReport) -> Iterator[Section]:
             ("model", served.model + ("" if log.model in (None, served.model) else f", in the log {shown(log.model)}")),
             *((("service", log.service),) if log.service else ()),
             ("card", f"{served.cards} x {served.gpu}, {format_bytes(served.total_bytes)}"),
-            ("settings", settings or "none but defaults"),
+            ("settings", _settings(log)),
         )),
     )  # fmt: skip
-    yield section("", Text(tuple(_verdict(report)), "yes" if _is_good(report.given or report.decides) else "no"))
+    yield section(
+        "", Text(tuple(_verdict(report, served)), "yes" if _is_good(report.given or report.decides) else "no")
+    )
     rows = [
-        (term.name, _size(term.printed, term.is_size), _size(term.predicted, term.is_size), _off(term), term.note)
+        (
+            term.name,
+            size_words(term.printed, term.is_size),
+            size_words(term.predicted, term.is_size),
+            off_words(term),
+            term.note,
+        )
         for term in report.terms
     ]
     columns = {"figure": "", "printed": "figure", "predicted": "figure", "difference": "figure", "ranks": ""}
@@ -470,14 +480,50 @@ def _sections(report: LogReport) -> Iterator[Section]:
     yield section("Assumed", Items((*notes, *served.notes)))
 
 
+def _settings(log: Log) -> str:
+    return ", ".join(f"{name} {text}"[:80] for name, text in log.settings.items()) or "none but defaults"
+
+
+def _own_sections(report: LogReport) -> Iterator[Section]:
+    """Without a prediction: what was printed, beside what its other lines come to."""
+    log, own = report.log, {term.name: term for term in report.terms}
+    version = log.version or "a version that is not told"
+    facts = (
+        ("log", report.path),
+        ("engine", f"{engine_named(log.engine).title} {version}"),
+        ("settings", _settings(log)),
+    )
+    yield section("", Facts(facts))
+    yield section("", Text(tuple(_own_words(report)), "yes" if _is_good(report.decides) else "no"))
+    rows = [
+        (
+            name, size_words(one.value, one.is_size),
+            size_words(own[name].predicted, one.is_size) if name in own else "",
+            off_words(own[name]) if name in own else "",
+        )
+        for name, one in with_token(report.reader, log).items()
+    ]  # fmt: skip
+    columns = {"figure": "", "printed": "figure", "by other lines": "figure", "difference": "figure"}
+    yield section("What was printed, and what its other lines come to", table(columns, rows, titled=True))
+
+
+def _own_words(report: LogReport) -> Iterator[str]:
+    decides = report.decides
+    if decides is not None:
+        yield f"The {_cache_words(decides)}: {_compared(decides, 'by the other lines')}."
+    yield f"No prediction: {report.why_not}."
+    if report.log.model is None and report.log.own_model is None:
+        yield f"With the model it has one: graphmem serve MODEL --from-log {Path(report.path).name}"
+
+
 def _is_good(term: Term | None) -> bool:
     return term is not None and term.share is not None and abs(term.share) <= _EQUAL
 
 
-def _verdict(report: LogReport) -> Iterator[str]:
+def _verdict(report: LogReport, served: Served) -> Iterator[str]:
     log, decides, differs = report.log, report.decides, report.differs
-    if report.served.refusal is not None:
-        yield f"Predicted: DOES NOT START: {report.served.refusal}"
+    if served.refusal is not None:
+        yield f"Predicted: DOES NOT START: {served.refusal}"
     if decides is None:
         yield "The log prints nothing of the KV cache; its other figures are compared."
     else:
@@ -491,36 +537,18 @@ def _verdict(report: LogReport) -> Iterator[str]:
     if differs is None:
         yield "No other figure differs beyond its printed digits."
     elif decides is not None and decides.is_size and 2 * abs(differs.difference) < abs(decides.difference):
-        yield f"Nothing else that it prints explains that: furthest off is {differs.name}, {_off(differs)}."
+        yield f"Nothing else that it prints explains that: furthest off is {differs.name}, {off_words(differs)}."
     else:
-        yield f"Furthest off: {differs.name}, {_off(differs)}."
+        yield f"Furthest off: {differs.name}, {off_words(differs)}."
 
 
 def _cache_words(term: Term) -> str:
     return {"tokens": "tokens of the KV cache", "blocks": "blocks of the KV cache"}.get(term.name, term.name)
 
 
-def _compared(term: Term) -> str:
-    printed, predicted = _size(term.printed, term.is_size), _size(term.predicted, term.is_size)
+def _compared(term: Term, word: str = "predicted") -> str:
+    printed, other = size_words(term.printed, term.is_size), size_words(term.predicted, term.is_size)
     if not term.difference:
-        return f"{predicted} predicted, as printed"
+        return f"{other} {word}, as printed"
     share = "" if term.share is None else f" ({term.share:+.1%})"
-    return f"{predicted} predicted, {printed} printed{share}"
-
-
-def _off(term: Term) -> str:
-    if not term.difference:
-        return "as printed"
-    share = "" if term.share is None or abs(term.share) > 9.99 else f" ({term.share:+.1%})"
-    if term.is_size:
-        sign = "+" if term.difference > 0 else "-"
-        return f"{sign}{format_bytes(round(abs(term.difference)))}{share}"
-    digits = 2 if abs(term.difference) < 100 else 0
-    return f"{term.difference:+,.{digits}f}{share}"
-
-
-def _size(value: float, is_size: bool) -> str:
-    if not is_size:
-        return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
-    size = format_bytes(round(abs(value))) if abs(value) >= MIB else f"{abs(value) / 1024:.2f} KiB"
-    return f"-{size}" if value < 0 else size
+    return f"{other} {word}, {printed} printed{share}"

@@ -137,7 +137,8 @@ class Reader:
     the name of one. ``follows_versions``: whether another version is another answer; ``by_words``: words that lines of
     a version have, the newest first, for logs that do not tell theirs. ``model_in``: the model by what the log prints
     of it, and the figures that this leaves open. ``options_lines``: words of the line that has all options that were
-    given; without it what a log does not say may be otherwise than by default.
+    given; without it what a log does not say may be otherwise than by default. ``adds_up``: figures that other lines of
+    a log come to.
     """
 
     engine: str
@@ -153,6 +154,7 @@ class Reader:
     by_words: tuple[tuple[str, str], ...] = ()
     model_in: Callable[[Sequence[str]], tuple[ServedModel, frozenset[str]] | None] = lambda lines: None
     options_lines: tuple[str, ...] = ()
+    adds_up: Callable[[Log], Mapping[str, float]] = lambda log: {}
 
     def read(self, lines: Sequence[str], commands: Mapping[str, Sequence[str]] | None = None) -> Log | None:
         """The last start that these lines tell of, None where this engine printed no figure. ``commands``: what
@@ -227,15 +229,15 @@ def _found(lines: Sequence[str], expression: re.Pattern[str]) -> Iterator[str]:
 
 
 def _printed(lines: Sequence[str], figures: Sequence[PrintedFigure]) -> dict[str, Printed]:
-    found: dict[str, list[tuple[float, float]]] = {}
-    kept: dict[str, PrintedFigure] = {}
+    """By name, of the first of the places that lines have."""
+    found: dict[PrintedFigure, list[tuple[float, float]]] = {}
     for line in lines:
         for one in figures:
             match = one.expression.search(line) if one.words in line else None
-            if match is not None and (one.name not in kept or kept[one.name] is one):
-                kept[one.name] = one
-                found.setdefault(one.name, []).append(_figure(match[1], one.unit or 1))
-    return {name: _of_ranks(kept[name], values) for name, values in found.items()}
+            if match is not None:
+                found.setdefault(one, []).append(_figure(match[1], one.unit or 1))
+    places = {one.name: one for one in reversed(figures) if one in found}
+    return {one.name: _of_ranks(one, found[one]) for one in figures if places.get(one.name) is one}
 
 
 def _figure(text: str, unit: int) -> tuple[float, float]:

@@ -131,15 +131,20 @@ def whole(least: int = 1, most: int = 1 << 31) -> Reader:
     return read
 
 
-def share(name: str, text: str) -> float:
+def share(name: str, text: str, most: float = 1) -> float:
     """A number above 0, to 1."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value <= 1:
-        raise UsageError(f"--{name} {shown(text)}; accepted: a number above 0, to 1")
+    if not 0 < value <= most:
+        raise UsageError(f"--{name} {shown(text)}; accepted: a number above 0, to {most:g}")
     return value
+
+
+def ratio(name: str, text: str) -> float:
+    """A number above 0, to 100."""
+    return share(name, text, 100)
 
 
 def one_of(*accepted: str) -> Reader:

@@ -15,8 +15,9 @@ from graphmem.base.figures import Communicator, Figure
 from graphmem.devices import Device, Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
+from graphmem.serving.caches import Cached, cached, language
 from graphmem.serving.options import Option, options_of
-from graphmem.serving.stored import experts_of, kind_of, stored
+from graphmem.serving.stored import FAMILIES, experts_of, kind_of, stored
 from graphmem.serving.values import count
 from graphmem.units import GIB
 
@@ -32,11 +33,10 @@ LATENT = frozenset(("deepseek_v2", "deepseek_v3"))
 
 @dataclass(frozen=True)
 class Decoder:
-    """The share of a decoder on one card: ``values`` that a layer's cache keeps for a token, ``wide``: of the
-    feed-forward layer."""
+    """The share of a decoder on one card: what its layers keep, ``wide``: of the feed-forward layer."""
 
     layers: int
-    values: int
+    cached: Cached
     hidden: int
     vocabulary: int
     longest: int
@@ -50,27 +50,21 @@ class Decoder:
         return max(2 * tokens * 3 * (self.wide + self.hidden), 6 * rows * self.vocabulary)
 
     def token_bytes(self, element: float) -> int:
-        """Bytes that a token takes in this card's cache."""
-        return round(self.layers * self.values * element)
+        """Bytes that a token takes in this card's cache, where every layer sees all."""
+        return round((self.cached.values + self.cached.windowed) * element)
 
 
 def decoder(question: Question, cards: int, accepted: frozenset[str] = FOLLOWED) -> Decoder:
-    """One card's share under tensor parallelism. Raises :class:`UsageError` for a model that is not like these, and for
-    cards that do not divide its heads."""
+    """One card's share under tensor parallelism. Raises :class:`UsageError` for a model that is not like these, unless
+    the bytes of its weights are known, and for cards that do not divide its heads."""
     model = question.model
-    kind = kind_of(model, accepted)
-    layers, hidden = count(model, "num_hidden_layers"), count(model, "hidden_size")
-    heads = count(model, "num_attention_heads")
-    kv_heads = count(model, "num_key_value_heads", heads)
-    if cards < 1 or heads % cards or (kv_heads % cards and cards % kv_heads):
-        raise UsageError(f"{heads} heads and {kv_heads} of keys cannot be shared by {cards} cards")
-    if kind in LATENT:  # one latent vector for all heads, on every card
-        values = count(model, "kv_lora_rank") + count(model, "qk_rope_head_dim")
-    else:
-        values = 2 * max(1, kv_heads // cards) * count(model, "head_dim", max(1, hidden // heads))
+    if model.checkpoint is None:
+        kind_of(model, accepted)
+    model = language(model)
+    own, layers, hidden = cached(model, cards), count(model, "num_hidden_layers"), count(model, "hidden_size")
     _, width, chosen = experts_of(model)
     return Decoder(
-        layers, values, hidden, count(model, "vocab_size"), count(model, "max_position_embeddings", 2048),
+        layers, own, hidden, count(model, "vocab_size"), count(model, "max_position_embeddings", 2048),
         width * chosen // cards, _bytes(question, cards),
         "the configuration counts them" if model.checkpoint is None else "the checkpoint's headers say",
     )  # fmt: skip
@@ -86,7 +80,7 @@ def _bytes(question: Question, cards: int) -> int:
 
 def _unloaded(model: ServedModel, quantization: str | None, width: int, cards: int) -> int:
     """Bytes of further layers in the checkpoint, which only speculative decoding loads."""
-    if not count(model, "num_nextn_predict_layers", 0, least=0):
+    if not count(model, "num_nextn_predict_layers", 0, least=0) or model.config.get("model_type") not in FAMILIES:
         return 0
     without = replace(model, config={**model.config, "num_nextn_predict_layers": 0})
     return stored(model, quantization, width, cards) - stored(without, quantization, width, cards)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphmem.serving.base import Part, Served
-from graphmem.serving.logs import Reader, figure, last, settings_in
+from graphmem.serving.base import Part, Question, Served
+from graphmem.serving.logs import Log, Reader, figure, last, settings_in
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, one_of, share, whole
 from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved, with_pool
 from graphmem.units import MIB
@@ -66,17 +66,31 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if name in names and text != "auto"}
 
 
+def _adds_up(log: Log) -> dict[str, float]:
+    """The pool as its share of what was free, and its tokens by blocks."""
+    printed = {name: one.value for name, one in log.printed.items()}
+    found = {}
+    if "available" in printed:
+        found["KV buffer"] = printed["available"] * float(log.settings.get("free_gpu_memory_fraction", 0.9))
+    if "blocks" in printed and "tokens_per_block" in log.settings:
+        found["tokens"] = printed["blocks"] * float(log.settings["tokens_per_block"])
+    return found
+
+
 _READER = Reader(
     engine="tensorrtllm",
     begins=("TensorRT-LLM version:", "Loaded engine size"),
     version=re.compile(r"TensorRT-LLM (?:version: |LLM version: )(\d+\.\d+[\w.]*)"),
     settings=_logged,
+    adds_up=_adds_up,
     total=(re.compile(r"paged kv cache: total: (\d+\.\d+) GiB"),),
     options_lines=("KvCacheConfig(", "LlmArgs(", "fraction is set", "KV Memory Percentage", "free_gpu_memory_fraction"),
     figures=(
         figure("weights", "Loaded engine size", r"Loaded engine size: # MiB", MIB),
         figure("KV buffer", "in paged KV cache", r"Allocated # GiB for max tokens in paged KV cache", worst=last),
         figure("tokens", "in paged KV cache", r"max tokens in paged KV cache \(#\)", 0, last),
+        figure("tokens", "in paged KV cache", r"Using # tokens in paged KV cache", 0, last),
+        figure("tokens", "in paged KV cache", r"Max tokens in paged KV cache: #\b", 0, last),
         figure("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
         figure("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
     ),
@@ -107,7 +121,7 @@ class TensorRTLLM(Formula):
         yield Part("activations", peak, f"a formula: {tokens} tokens, {rows} rows of logits")
         yield Part("kept free", max(0, free - pool_bytes(free, fraction)), f"free_gpu_memory_fraction {fraction:g}")
 
-    def with_available(self, served: Served, free: int) -> Served:
+    def with_available(self, question: Question, served: Served, free: int) -> Served:
         """The answer where so many bytes were free once the engine was loaded."""
         return with_pool(served, pool_bytes(free, served.settings["free_gpu_memory_fraction"]))
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from graphmem.cli.main import cli
-from graphmem.errors import SourceError
+from graphmem.errors import SourceError, UsageError
 from graphmem.serving import engine_named
 from graphmem.serving.from_log import compared
 from graphmem.serving.logs import Log, Reader, lines_of, services_in, settings_in
@@ -202,12 +202,9 @@ def test_what_is_outside_torch_belongs_to_the_machine(tmp_path: Path) -> None:
         (b"", (), "has no figure of memory"),
         (b"\x7fELF\x00\x01" * 99, (), "is no text"),
         (b"hello\nworld\n", (), "has no figure of memory"),
-        (("Automatically detected platform rocm.\n" + OLD).encode(), (), "does not name its card: give --gpu"),
         (OLD.encode(), ("--gpu", "H100"), "give the card with --gpu"),
         (OLD.encode(), ("--engine", "tgi"), "has no figure of memory that tgi prints"),
         (OLD.encode(), ("--engine", "onnxruntimegenai"), "logs of onnxruntimegenai are not read; accepted: vllm"),
-        (NEW.replace("Qwen/Qwen3-4B", "/models/mine").encode(), (), "whose configuration is not here: give its"),
-        (TENSORRT.encode(), ("--gpu", "RTX-5090"), "does not name its model"),
     ],
 )
 def test_what_is_missing_is_asked_for_in_one_line(
@@ -219,6 +216,30 @@ def test_what_is_missing_is_asked_for_in_one_line(
     assert code == 1
     assert message in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "lacks", "decides"),
+    [
+        ("Automatically detected platform rocm.\n" + OLD, "does not name its card: give --gpu", "KV cache"),
+        (NEW.replace("Qwen/Qwen3-4B", "/models/mine").replace("7.6 GiB", "9.9 GiB"), "whose configuration", "KV cache"),
+        (TENSORRT, "does not name its model", "KV buffer"),
+    ],
+)
+def test_lines_are_put_beside_each_other_where_nothing_is_predicted(
+    content: str, lacks: str, decides: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(content)
+    code, text = _run("--from-log", str(path))
+    assert code == 0, text
+    assert lacks in " ".join(text.split())
+    report = compared(path)
+    assert report.decides is not None
+    assert report.decides.name == decides
+    assert report.decides.share == pytest.approx(0, abs=0.02)
+    with pytest.raises(UsageError, match=lacks):
+        report.served  # noqa: B018
 
 
 def test_hostile_logs_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import graphmem
 from graphmem.devices import device_named
 from graphmem.errors import UsageError
 from graphmem.serving import engine_named
-from graphmem.serving.base import Question, Served
+from graphmem.serving.base import Question, Served, ServedModel
 from graphmem.serving.configurations import model_named
 from graphmem.serving.sglang import beside_weights, default_fraction
-from graphmem.serving.shapes import FOLLOWED, decoder
+from graphmem.serving.shapes import FOLLOWED, decoder, outside
+from graphmem.sources.checkpoints import Checkpoint
 from graphmem.sources.hub import known_models
 from graphmem.units import GIB, MIB
 from tests.serving.public_logs import POOLS, sglang, tensorrt_llm
@@ -100,10 +102,33 @@ def test_shares_cards_and_types_change_what_is_left() -> None:
     assert shared.kv_cache.tokens == 4096
 
 
+def test_sglang_shares_what_is_left_between_states_and_tokens() -> None:
+    """Of a public log (kvcache-ai/ktransformers#1870): Qwen3.5-397B-A17B on two cards, 19.08 GB free once loaded: 82
+    states, and one more, of 7.42 GB, and 580,364 tokens; what was kept free is what is left of that."""
+    config = {
+        "model_type": "qwen3_5_moe_text", "num_hidden_layers": 60, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 64, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "vocab_size": 248320,
+        "linear_conv_kernel_dim": 4, "max_position_embeddings": 262144, "intermediate_size": 1024,
+    }  # fmt: skip
+    weights = Checkpoint({}, 2 * round(3.76 * GIB))
+    model = ServedModel("x", {"model_type": "qwen3_5_moe", "text_config": config, "vision_config": {}}, weights)
+    share = 1 - (19.08 - 8.30 - 7.42) / 22.84
+    before = sum(one.bytes for one in outside(device_named("RTX-4090"), 2))
+    card = replace(device_named("RTX-4090"), capacity_bytes=round(22.84 * GIB) + before)
+    question = Question(model, card, arguments=(("tp", "2"), ("mem-fraction-static", f"{share:.4f}")))
+    engine: Any = engine_named("sglang")
+    served = engine.with_available(question, engine.serve(question), round(19.08 * GIB))
+    assert served.kv_cache.block_bytes == 15 * 2 * 256 * 2
+    assert served.kv_cache.tokens == pytest.approx(580_364, rel=5e-3)
+    states = next(part.bytes for part in served.parts if part.name == "states")
+    assert states / GIB == pytest.approx(7.42, abs=0.06)
+
+
 @pytest.mark.parametrize(
     ("engine", "model", "arguments", "message"),
     [
-        ("sglang", "google/gemma-2-9b", {}, "'gemma2' is not followed here"),
+        ("sglang", "facebook/opt-125m", {}, "'opt' is not followed here"),
         ("sglang", LLAMA, {"tp": 3}, "cannot be shared by 3 cards"),
         ("sglang", LLAMA, {"mem-fraction-static": 2}, "above 0, to 1"),
         ("tgi", LLAMA, {"max-total-tokens": 999_999}, "accepted: 1 to 131072"),

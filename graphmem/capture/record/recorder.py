@@ -120,7 +120,7 @@ class Recorder:
     def current_source(self) -> str:
         """The source line, module or name of the operator that ran last; for error messages."""
         operator = self.builder.operators[self.storages.operator]
-        return operator.source or operator.module or operator.name
+        return operator.source or (f"module {operator.module}" if operator.module else operator.name)
 
     def allocator_event(self, name: str) -> None:
         """The step synchronised the device (``synchronize``) or emptied the cache (``empty_cache``)."""

@@ -8,21 +8,23 @@ weights are held by public logs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from graphmem.allocators.pytorch_caching import PyTorchCachingAllocator
 from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
+from graphmem.serving.caches import language
 from graphmem.serving.installed import BASES, AskedFirst
-from graphmem.serving.logs import Reader, figure, settings_in
-from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, share, whole
+from graphmem.serving.logs import Log, Reader, figure, settings_in
+from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, ratio, share, whole
 from graphmem.serving.sglang import installed
-from graphmem.serving.shapes import CACHE_BYTES, FOLLOWED, LATENT, Formula, Resolved, with_pool
-from graphmem.serving.stored import matrices
+from graphmem.serving.sglang.scheduler import following
+from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved, with_pool
+from graphmem.serving.stored import FAMILIES, matrices
 from graphmem.serving.values import count
-from graphmem.units import MIB
+from graphmem.units import GIB, MIB
 
 OPTIONS = {
     "mem_fraction_static": Option(share),
@@ -37,7 +39,12 @@ OPTIONS = {
     "dtype": DTYPE,
     "cuda_graph_max_bs": Option(whole()),
     "disable_cuda_graph": Option(flag),
-    "max_prefill_tokens": Option(whole()),
+    "max_prefill_tokens": Option(whole(), default=16384),
+    "mamba_full_memory_ratio": Option(ratio, default=0.9),
+    "max_mamba_cache_size": Option(whole()),
+    "swa_full_tokens_ratio": Option(share, default=0.8),
+    "disable_radix_cache": Option(flag),
+    "disable_overlap_schedule": Option(flag),
     "basis": Option(one_of(*BASES), "", BASES[0]),
 }
 #: Other spellings.
@@ -49,6 +56,8 @@ _BY_MEMORY = (
     (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512),
 )  # fmt: skip
 _LARGEST = (16384, 512, 512)
+#: Models whose layers with a window have a pool of their own (``is_hybrid_swa_model``, srt/configs/model_config.py).
+_WINDOWED = ("gpt_oss", "gemma4_text", "llama4_text")
 #: Products that lie in one tensor (``QKVParallelLinear``, ``MergedColumnParallelLinear``, srt/layers/linear.py).
 _FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up",
           "w1": "gate_up", "w3": "gate_up"}  # fmt: skip
@@ -68,19 +77,31 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if name in names and text != "auto"}
 
 
+def _adds_up(log: Log) -> dict[str, float]:
+    """The pool: what is free once the weights are there, less the part that is kept free of what was there before."""
+    printed = {name: one.value for name, one in log.printed.items()}
+    share = float(log.settings.get("mem_fraction_static", 0))
+    if not share or "available" not in printed:
+        return {}
+    before = log.free_bytes or printed["available"] + printed.get("weights", 0)
+    return {"KV buffer": printed["available"] - before * (1 - share)}
+
+
 _READER = Reader(
     engine="sglang",
     begins=("server_args=ServerArgs(",),
     version=re.compile(r"sglang(?: version|==)[ =:v]*(\d+\.\d+[\w.]*)"),
     settings=_logged,
     model=("model_path",),
+    adds_up=_adds_up,
     options_lines=("ServerArgs(",),
     sums={"weights": ("weights", "beside the weights")},
     free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
     figures=(
         figure("weights", "Load weight end", r"mem usage=# GB"),
         figure("available", "Load weight end", r"avail mem=# GB", worst=min),
-        figure("KV buffer", "Memory pool end", r"KV cache (?:mem|size)[ =:]*# GB"),
+        figure("KV buffer", "K size:", r"\bK size: # GB", 2 * GIB),
+        figure("KV buffer", "KV size:", r"KV size: # GB"),
         figure("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
         figure("tokens", "#tokens:", r"\x23tokens: #", 0, min),
     ),
@@ -95,7 +116,7 @@ class SGLang(AskedFirst, Formula):
     title = "SGLang"
     newest = "0.5"
     log = _READER
-    options, short, accepted, basis = OPTIONS, SHORT, FOLLOWED | LATENT, "logs"
+    options, short, accepted, basis = OPTIONS, SHORT, FAMILIES, "logs"
     advice = "raise --mem-fraction-static, or give more cards (--tp)"
     notes = (
         "twelve public logs: tokens within 1.7 %, given what was free before loading; activations and graphs are what "
@@ -130,6 +151,9 @@ class SGLang(AskedFirst, Formula):
             Part("kept free", kept, f"mem_fraction_static {fraction:g}: activations, graphs"),
         ]
         left = free - own.weights_bytes - beside - kept
+        if states := _states(left, own.cached.states, found):
+            parts.append(Part("states", states, f"mamba_full_memory_ratio {found['mamba_full_memory_ratio']:g}"))
+            left -= states
         tokens = max(0, left // token)
         if found.get("max_total_tokens", tokens) < tokens:
             tokens = found["max_total_tokens"]
@@ -140,16 +164,43 @@ class SGLang(AskedFirst, Formula):
             "mem_fraction_static": fraction, "context_length": start.length, "max_running_requests": requests,
             "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": start.cards,
             "page_size": found["page_size"], "kv_cache_dtype": found["kv_cache_dtype"],
+            "max_prefill_tokens": found["max_prefill_tokens"],
+            **{name: found[name] for name in ("disable_radix_cache", "disable_overlap_schedule") if found.get(name)},
         }  # fmt: skip
         size = 4 * (requests + 1) * (start.length + 4)
         served = self.filled(start, parts, token, requests, settings)
         table = f"of what is kept free the table of requests' tokens takes {size / MIB:,.0f} MiB"
-        return replace(served, notes=(*served.notes, table))
+        is_plain = not own.cached.states and not own.cached.windowed  # one pool, as the scheduler is followed
+        scheduler = following(served.settings, served.kv_cache.tokens) if is_plain else None
+        return replace(served, notes=(*served.notes, table), scheduler=scheduler)
 
-    def with_available(self, served: Served, free: int) -> Served:
+    def with_available(self, question: Question, served: Served, free: int) -> Served:
         """The answer where so many bytes were free once the weights were loaded."""
-        kept = next(part.bytes for part in served.parts if part.name == "kept free")
-        return with_pool(served, free - kept)
+        left = free - next(part.bytes for part in served.parts if part.name == "kept free")
+        start = Resolved(self, question)
+        return with_pool(served, left - _states(left, start.own.cached.states, start.found))
+
+    def token_bytes(self, start: Resolved) -> int:
+        """Layers with a window have a pool of their own, of fewer tokens (``HybridSWAPoolConfigurator``), in models
+        that the engine has it for."""
+        own, element = start.own.cached, CACHE_BYTES[start.found["kv_cache_dtype"]]
+        kind = str(language(start.question.model).config.get("model_type"))
+        part = start.found["swa_full_tokens_ratio"] if kind in _WINDOWED else 1
+        return round((own.values + part * own.windowed) * element)
+
+
+def _states(left: int, size: int, found: Mapping[str, Any]) -> int:
+    """Bytes of the states that sequences have of linear attention, of so many each: a share of what is left, or as
+    many as are asked for; and one more that nobody has (``_handle_max_mamba_cache``)."""
+    if not size:
+        return 0
+    times = found["mamba_full_memory_ratio"]
+    slots = found.get("max_mamba_cache_size")
+    if slots is None and found.get("disable_radix_cache"):
+        slots = found.get("max_running_requests")
+    if slots is None:
+        slots = max(0, int(left * times / (1 + times) - size) // size)
+    return (slots + 1) * size
 
 
 def _batches(start: Resolved) -> tuple[int, int]:
@@ -158,7 +209,7 @@ def _batches(start: Resolved) -> tuple[int, int]:
     usual = next((one[1:] for one in _BY_MEMORY if size < one[0]), _LARGEST)
     chunk = found.get("chunked_prefill_size", usual[0])
     if chunk < 1:  # prompts are not cut
-        chunk = found.get("max_prefill_tokens", _LARGEST[0])
+        chunk = found["max_prefill_tokens"]
     graphs = min(found.get("cuda_graph_max_bs", usual[1 if few else 2]), found.get("max_running_requests", 1 << 31))
     return chunk, 0 if found.get("disable_cuda_graph") else graphs
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from graphmem.serving.logs import Reader, figure, settings_in
+from graphmem.serving.logs import Log, Reader, figure, settings_in
 
 #: Names of the engine's configuration -> of the options, where they are others.
 _OF_CONFIG = {"max_seq_len": "max_model_len"}
@@ -94,6 +94,26 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
     return given
 
 
+def _adds_up(log: Log) -> Mapping[str, float]:
+    """The cache as what the engine may use less what it counts, and requests of the longest kind in its tokens."""
+    printed = {name: one.value for name, one in log.printed.items()}
+    found: dict[str, float] = {}
+    version = tuple(map(int, re.findall(r"\d+", log.version or "0")[:2]))
+    share = float(log.settings.get("gpu_memory_utilization", _SHARES[version >= (0, 20)]))
+    counted = next((names for names in _COUNTED if all(name in printed for name in names)), None)
+    if log.total_bytes is not None and counted is not None:
+        graphs = printed.get("CUDA graphs, estimated", 0) if version >= _GRAPHS_COUNTED else 0
+        found["KV cache"] = log.total_bytes * share - sum(printed[name] for name in counted) - graphs
+    found["tokens"] = printed.get("tokens", printed.get("blocks", 0) * float(log.settings.get("block_size", _BLOCK)))
+    if "max_model_len" in log.settings:
+        found["concurrency"] = found["tokens"] / float(log.settings["max_model_len"])
+    return found
+
+
+#: The default share before 0.20 and since; the first version that counts graphs; figures that it counts; and tokens of
+#: a block, where nothing else is said.
+_SHARES, _GRAPHS_COUNTED, _BLOCK = (0.9, 0.92), (0, 21), 16
+_COUNTED = (("weights", "activation peak", "outside torch"), ("consumed", "activation peak and graphs"))
 #: Words that lines began to have, or had for the last time, with a version: those of the logs of public starts.
 _WORDS = (
     ("tokens, Maximum concurrency for", "0.28"),
@@ -113,6 +133,7 @@ READER = Reader(
     follows_versions=True,
     by_words=_WORDS,
     options_lines=("non-default args:", "args: Namespace("),
+    adds_up=_adds_up,
     begins=("vLLM API server version", "LLM engine (v", "non-default args:"),
     # A build of a checkout without tags says 0.1.dev, which is none.
     version=re.compile(r"(?:vLLM API server version |LLM engine \(v|[█▀▄ ]{4}version )(?!0\.1\.dev)(\d+\.\d+[\w.+]*)"),

@@ -41,6 +41,9 @@ GROUP_OF_EXPERTS = Change((0, 9), "ranks that share experts have a group of thei
 GROUPS_BEFORE = Change((0, 11), "NCCL's communicators are there before the engine looks, and not charged")
 #: model_loader/bitsandbytes_loader.py, ``_dequantize_dq``.
 SCALES_UNPACKED = Change((0, 10), "bitsandbytes' scales, themselves quantised, are unpacked when they are loaded")
+#: config/model.py, ``_get_and_verify_max_len`` (vllm#27431, vllm#56446).
+SHORT_BY_DEFAULT = Change((0, 13), "LongRoPE's models are served at the length of their short texts by default")
+YARN_STATES_LENGTH = Change((0, 32), "a model with YaRN states the length that it has after stretching")
 #: v1/worker/gpu_model_runner.py, ``profile_run``; models/qwen3_vl.py, ``get_max_video_tokens``.
 EMBEDDINGS_SPREAD = Change((0, 11), "embeddings lie among their item's other tokens; Qwen3-VL's videos have 11.5 each")
 EMBEDDINGS_ALONE = Change((0, 13), "embeddings are kept without their item's other tokens")
@@ -76,6 +79,8 @@ PIXELS_ON_CARD, NEW_PIXELS_ON_CARD = (
 LARGEST_CARDS = Change((0, 28), "cards of 160 GiB serve batches of 16384 tokens")
 #: The same as :data:`SPLIT_WHILE_LOADING` around the profile run.
 SPLIT_WHILE_PROFILING = Change((0, 31), "the profile run is under max_split_size_mb:20")
+#: config/speculative.py, ``_maybe_override_draft_max_position_embeddings`` (vllm#48894).
+DRAFTS_AS_LONG = Change((0, 32), "rotary tables of EAGLE's drafts reach to the target's longest request")
 #: layers/rotary_embedding/mrope.py, ``mrope_positions_factor``: four times the positions for every model before.
 MROPE_BY_MODEL = Change((0, 32), "only Qwen2-VL's rotary tables are longer than the model's positions")
 #: config/vllm.py, ``use_v2_model_runner``: for whatever it can do; before, by :func:`has_second_runner`.
