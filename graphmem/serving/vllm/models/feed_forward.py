@@ -21,6 +21,7 @@ class Style:
     lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
     ``quantises_activation``: the activation writes what the next product reads, where that has a kernel for it
     (``maybe_fused_act_quant``, layers/fusion/fused_act_quant.py).
+    ``gated``: the feed-forward layer has a gate.
     """
 
     norm: str = "rms"
@@ -33,6 +34,7 @@ class Style:
     makes_tied_head: bool = True
     first_norm: bool = True
     adapts_tables: bool = True
+    gated: bool = True
     quantises_activation: bool = False
 
 
@@ -55,7 +57,9 @@ class FeedForward:
         self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
-        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)
+        self.gate_up_proj = Linear(
+            run, both, shape.hidden, [self.width] * (1 + style.gated), method, self.size, bias=bias
+        )
         self.down_proj = Linear(
             run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
         )  # fmt: skip
