@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -413,8 +413,14 @@ def test_a_search_by_template_writes_what_it_may_try_next_at_once(
     """To open the pretended card takes as long as to write a dozen short traces."""
     from graphmem.capture.templates.template import Template
 
-    opened, write = [], Template.traces
-    monkeypatch.setattr(Template, "traces", lambda self, sizes, card: opened.append(1) or write(self, sizes, card))
+    opened: list[int] = []
+    write = Template.traces
+
+    def counted(self: Template, sizes: Sequence[int], card: Any) -> Any:
+        opened.append(len(sizes))
+        return write(self, sizes, card)
+
+    monkeypatch.setattr(Template, "traces", counted)
     (tmp_path / "mlp.py").write_text(
         "import torch\nfrom torch import nn\ndef build(batch):\n"
         "    model = nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))\n"
