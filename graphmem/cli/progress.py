@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, Task
 
-#: Seconds of silence before the progress line appears, and, where there is no terminal, between lines, and before the
-#: first.
-PATIENCE, _SILENCE, _FIRST = 0.5, 30.0, 10.0
+#: Seconds of silence before the progress line appears, and between lines where there is no terminal.
+PATIENCE, _SILENCE = 0.5, 30.0
 
 
 def stderr_console() -> Console:
@@ -86,7 +85,7 @@ class _Line:
 
 
 def _seldom() -> Callable[[str], None]:
-    last = time.monotonic() - max(0.0, _SILENCE - _FIRST)
+    last = time.monotonic()
 
     def say(stage: str) -> None:
         nonlocal last

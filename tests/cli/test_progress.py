@@ -112,13 +112,3 @@ def test_words_are_printed_seldom_where_there_is_no_terminal(
         say("one")
         say("two")
     assert capsys.readouterr().err == printed
-
-
-def test_the_first_words_come_sooner_than_the_next(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("graphmem.cli.progress._FIRST", 0.0)
-    with working() as say:
-        say("one")
-        say("two")
-    assert capsys.readouterr().err == "one\n"
