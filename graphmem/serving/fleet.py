@@ -139,7 +139,7 @@ class LoadReport:
 
 def unscheduled(engine: str) -> str:
     """The refusal of a load on an engine whose scheduler is not followed."""
-    return f"{engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm"
+    return f"{engine}: its scheduler is not followed; --arrivals and --trace want --engine vllm or sglang"
 
 
 def loaded(

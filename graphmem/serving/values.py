@@ -63,6 +63,12 @@ def listed(model: ServedModel, name: str) -> list[object]:
     return value
 
 
+#: Kinds of rotary tables with factors for short texts and others for long ones (``patch_legacy_rope_type``).
+LONG_ROPE = ("longrope", "su")
+#: Kinds of stretched rotary tables that are multiplied by a factor of their own.
+YARN = ("yarn", "deepseek_yarn")
+
+
 def rope_of(model: ServedModel) -> Mapping[str, object]:
     """The scaling of rotary tables."""
     return mapping(model, "rope_scaling") or mapping(model, "rope_parameters")

@@ -254,9 +254,9 @@ KINDS = {
         on_stub=False,
     ),
     "scheduling": Listed(
-        "steps of vLLM's own scheduler over random loads",
+        "steps of the schedulers of vLLM and SGLang over random loads",
         "tests.recorded.scheduling:KIND",
-        ("vllm/scheduler.json.gz",),
+        ("vllm/scheduler.json.gz", "sglang/scheduler.json.gz"),
         on_stub=False,
     ),
 }

@@ -1,4 +1,4 @@
-"""vLLM's scheduler against its own steps, and what holds for any load."""
+"""Schedulers against the engines' own steps, and what holds for any load."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from graphmem.serving.fleet import loaded
 from graphmem.serving.load_options import OverTime
 from graphmem.serving.loads import drawn
 from graphmem.serving.over_time import Course, LoadAnswer, Speed
+from graphmem.serving.sglang.radix_tree import RadixTree, Text
+from graphmem.serving.sglang.scheduler import Scheduler as SGLang
 from graphmem.serving.vllm.block_pool import BlockPool
 from graphmem.serving.vllm.connectors import Host, Receiver, Sender
 from graphmem.serving.vllm.kv_cache import Group, Layout, Spec
 from graphmem.serving.vllm.scheduler import Scheduler
-from tests.recorded.scheduling import loads, stepped
+from tests.recorded.scheduling import ENGINES, loads, stepped
 from tests.support.examples import examples
 
 
@@ -31,20 +33,22 @@ def simulate(*load: Any, **options: Any) -> LoadAnswer:
     return course.answer()
 
 
-@pytest.mark.parametrize("number", range(len(loads())))
-def test_every_step_is_the_engines(number: int) -> None:
+@pytest.mark.parametrize(
+    ("engine", "number"), [(engine, number) for engine in ENGINES for number in range(len(loads(engine)))]
+)
+def test_every_step_is_the_engines(engine: str, number: int) -> None:
     """Tokens of every request, who is preempted, blocks in use, who is finished."""
-    load = loads()[number]
+    load = loads(engine)[number]
     assert stepped(load) == load["steps"]
 
 
 def test_the_loads_are_hard_enough() -> None:
-    preempting = [load for load in loads() if any(step[1] for step in load["steps"])]
+    preempting = [load for load in loads("vllm") if any(step[1] for step in load["steps"])]
     assert len(preempting) >= 10
     assert {load["batches_in_flight"] for load in preempting} == {1, 2}
     assert {len(load["windows"]) for load in preempting} == {1, 2, 3}
     assert {load["prefix_caching"] for load in preempting} == {True, False}
-    sharing = [load for load in loads() if any(len(request) > 3 for request in load["requests"])]
+    sharing = [load for load in loads("vllm") if any(len(request) > 3 for request in load["requests"])]
     assert len(sharing) >= 16
     assert {load.get("role", "host" if "host_blocks" in load else "") for load in sharing} == {
         "", "host", "prefill", "decode",
@@ -202,6 +206,73 @@ def test_a_load_is_given_up_only_where_it_is_hopeless(rate: float) -> None:
     else:
         assert part.given_up_at < 60
         assert part.steps < whole.steps
+
+
+def _sglang(pages: int, page: int, most: int, chunk: int, in_flight: int, caching: bool) -> SGLang:
+    return SGLang(
+        pages * page, page_size=page, max_running_requests=most, chunked_prefill_size=chunk, max_prefill_tokens=400,
+        context_length=300, batches_in_flight=in_flight, prefix_caching=caching,
+    )  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 20), st.integers(1, 150), st.integers(1, 150), st.integers(0, 100), st.integers(0, 2)),
+        min_size=1, max_size=25,
+    ),
+    st.integers(40, 400), st.sampled_from([1, 4, 16]), st.integers(1, 8), st.sampled_from([-1, 16, 64, 300]),
+    st.integers(1, 2), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=examples(150), deadline=None)
+def test_sglang_ends_any_load_and_may_make_steps_at_once(
+    asked: list[tuple[float, int, int, int, int]], pages: int, page: int, most: int, chunk: int, in_flight: int,
+    caching: bool,
+) -> None:  # fmt: skip
+    requests = sorted(
+        (Request(at, prompt, output, (("sS"[name % 2], min(prompt, shared)),) if name and shared else ())
+         for at, prompt, output, shared, name in asked),
+        key=lambda one: one.arrival,
+    )  # fmt: skip
+
+    def course(steps_at_once: bool) -> LoadAnswer:
+        scheduler = _sglang(pages, page, most, chunk, in_flight, caching)
+        if not steps_at_once:
+            scheduler.alike = lambda last: 0  # type: ignore[method-assign]
+        answer = simulate(scheduler, requests, 10_000.0, Speed())
+        assert scheduler.used_blocks == scheduler.running == scheduler.waiting == 0
+        assert answer.finished + answer.refused == len(requests)
+        assert answer.most_used <= 1
+        assert answer.most_running <= most
+        return answer
+
+    once, stepped_ = course(True), course(False)
+    for name in ("steps", "tokens_computed", "tokens_computed_again", "preemptions", "found_tokens", "most_used"):
+        assert getattr(once, name) == getattr(stepped_, name), name
+    for name in ("wait_p99", "ttft_p99", "tpot_p99"):
+        assert getattr(once, name) == pytest.approx(getattr(stepped_, name), abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 60), st.integers(0, 30)), max_size=40), st.integers(1, 8))
+def test_the_tree_is_that_of_whole_texts(steps: list[tuple[int, int, int]], page: int) -> None:
+    """Against all prefixes written out: what is there, how much, and that what is locked stays."""
+    tree, known, locked = RadixTree(page), set[tuple[object, ...]](), []
+    for kind, tokens, shared in steps:
+        text: Text = (("s", min(shared, tokens)), (kind, 60)) if shared else ((kind, 60),)
+        written = tuple("s" if at < min(shared, tokens) else kind for at in range(tokens))
+        prefixes = {written[:stop] for stop in range(page, tokens + 1, page)}
+        node = tree.match(text, tokens)
+        assert node.stop == page * len(prefixes & known)
+        if kind < 3:
+            node = tree.insert(text, tokens)
+            known |= prefixes
+            if kind == 2:
+                locked.append(tree.lock(node))
+        elif kind == 4 and locked:
+            tree.unlock(locked.pop())
+        assert tree.held + tree.evictable == page * len(known)
+    held = tree.held
+    assert tree.evict(1 << 20) == page * len(known) - held
+    assert (tree.held, tree.evictable) == (held, 0)
 
 
 class _Counted(deque[Any]):

@@ -20,6 +20,7 @@ from graphmem.serving.installed import BASES, AskedFirst
 from graphmem.serving.logs import Log, Reader, figure, settings_in, whole_number
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, ratio, share, whole
 from graphmem.serving.sglang import installed
+from graphmem.serving.sglang.scheduler import following
 from graphmem.serving.shapes import CACHE_BYTES, Formula, Resolved, with_pool
 from graphmem.serving.stored import FAMILIES, matrices
 from graphmem.serving.values import count
@@ -38,11 +39,12 @@ OPTIONS = {
     "dtype": DTYPE,
     "cuda_graph_max_bs": Option(whole()),
     "disable_cuda_graph": Option(flag),
-    "max_prefill_tokens": Option(whole()),
+    "max_prefill_tokens": Option(whole(), default=16384),
     "mamba_full_memory_ratio": Option(ratio, default=0.9),
     "max_mamba_cache_size": Option(whole()),
     "swa_full_tokens_ratio": Option(share, default=0.8),
     "disable_radix_cache": Option(flag),
+    "disable_overlap_schedule": Option(flag),
     "basis": Option(one_of(*BASES), "", BASES[0]),
 }
 #: Other spellings.
@@ -183,11 +185,15 @@ class SGLang(AskedFirst, Formula):
             "mem_fraction_static": fraction, "context_length": start.length, "max_running_requests": requests,
             "chunked_prefill_size": chunk, "cuda_graph_max_bs": graphs, "tp_size": start.cards,
             "page_size": found["page_size"], "kv_cache_dtype": found["kv_cache_dtype"],
+            "max_prefill_tokens": found["max_prefill_tokens"],
+            **{name: found[name] for name in ("disable_radix_cache", "disable_overlap_schedule") if found.get(name)},
         }  # fmt: skip
         size = 4 * (requests + 1) * (start.length + 4)
         served = self.filled(start, parts, token, requests, settings)
         table = f"of what is kept free the table of requests' tokens takes {size / MIB:,.0f} MiB"
-        return replace(served, notes=(*served.notes, table))
+        is_plain = not own.cached.states and not own.cached.windowed  # one pool, as the scheduler is followed
+        scheduler = following(served.settings, served.kv_cache.tokens) if is_plain else None
+        return replace(served, notes=(*served.notes, table), scheduler=scheduler)
 
     def with_available(self, question: Question, served: Served, free: int) -> Served:
         """The answer where so many bytes were free once the weights were loaded."""
@@ -224,7 +230,7 @@ def _batches(start: Resolved) -> tuple[int, int]:
     usual = next((one[1:] for one in _BY_MEMORY if size < one[0]), _LARGEST)
     chunk = found.get("chunked_prefill_size", usual[0])
     if chunk < 1:  # prompts are not cut
-        chunk = found.get("max_prefill_tokens", _LARGEST[0])
+        chunk = found["max_prefill_tokens"]
     graphs = min(found.get("cuda_graph_max_bs", usual[1 if few else 2]), found.get("max_running_requests", 1 << 31))
     return chunk, 0 if found.get("disable_cuda_graph") else graphs
 

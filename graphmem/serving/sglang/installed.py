@@ -13,6 +13,7 @@ from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served
 from graphmem.serving.installed import Program, checked, folder_of, handed_on, options_of, processes, started
 from graphmem.serving.installed import why_not as why_none
+from graphmem.serving.sglang.scheduler import following
 from graphmem.serving.shapes import outside
 from graphmem.serving.starting import Asked
 from graphmem.units import format_bytes
@@ -123,6 +124,7 @@ def _answer(question: Question, cards: int, found: Mapping[str, Any]) -> Served:
         outside=(),
         request_blocks=lambda asked: max(1, -(-asked // page)),
         refusal=refusal,
+        scheduler=following(settings, tokens) if found["scheduled"] else None,
         notes=_notes(found, version, cards, graphs),
         basis="engine",
     )  # fmt: skip

@@ -50,16 +50,24 @@ def figures(watched: Watched) -> dict[str, Any]:
     pool = getattr(runner, "token_to_kv_pool", None)
     sizes = pool.get_kv_size_bytes() if pool is not None else 0
     model, context = runner.model_config, import_module("sglang.srt.runtime_context")
+    schedule, engine = context.get_schedule(), watched.engine
+    mixes = engine is None or engine.is_hybrid_swa or engine.is_hybrid_ssm
     return {
         "pool": int(sum(sizes) if isinstance(sizes, tuple) else sizes),
         "slots": int(getattr(pool, "size", 0)) + int(runner.page_size),  # a page more, for what nobody reads
         "tokens": max(0, int(getattr(runner, "max_total_num_tokens", 0) or 0)),
         "layers": int(model.num_hidden_layers),
+        # whether the scheduler is one that graphmem.serving.sglang.scheduler follows
+        "scheduled": schedule.schedule_policy == "fcfs" and not (schedule.enable_mixed_chunk or mixes),
         "settings": {
             "mem_fraction_static": runner.mem_fraction_static,
             "max_model_len": int(model.context_len),
             "max_num_seqs": int(getattr(runner, "max_running_requests", 0) or 0),
-            "chunked_prefill_size": int(context.get_schedule().chunked_prefill_size),
+            "chunked_prefill_size": int(schedule.chunked_prefill_size),
+            "max_prefill_tokens": int(schedule.max_prefill_tokens),
+            "schedule_conservativeness": float(schedule.schedule_conservativeness),
+            "disable_overlap_schedule": bool(schedule.disable_overlap_schedule),
+            "disable_radix_cache": bool(context.get_memory().disable_radix_cache),
             "cuda_graph_max_bs": int(context.get_exec().graph.cuda_graph_config.decode.max_bs or 0),
             "page_size": int(runner.page_size),
             "kv_cache_dtype": str(getattr(runner, "kv_cache_dtype_str", "auto")),

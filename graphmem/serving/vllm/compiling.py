@@ -27,6 +27,8 @@ from graphmem.serving.vllm.run import Run, Tensor
 #: What the names of arguments in eight bits end in: no example of them can be drawn, so one of 16 bits is, and
 #: converted (``rand_strided``, torch/_dynamo/testing.py).
 _EIGHT_BITS = " in eight bits"
+#: Values up to which a kernel is put together with others (``LARGE_NUMELS``, codegen/triton_combo_kernel.py).
+_PUT_TOGETHER = 51_200_000
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,16 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
             _time(run, (kernel,))
         return
     turns, together = _rotations(run, shape, head_norms=model.style.head_norms, quantised=run.narrow_queries)
-    for kernel in (*turns, together):
+    apart = run.batch_limits.tokens * shape.heads // run.tp * shape.head_dim > _PUT_TOGETHER
+    for kernel in turns if apart else (*turns, together):
         _time(run, (kernel,))
     run.empty_cache()
+    plan = model.narrow_plan()
+    if plan is not None and run.tp > 1:
+        rotations = turns[::-1] if apart else (together,)
+        for piece in _narrow_pieces(run, shape, plan, rotations):
+            _time(run, piece)
+        return
     pieces = _pieces if shape.experts is None else _expert_pieces
     for piece in pieces(run, shape, together):
         _time(run, piece)
@@ -132,6 +141,34 @@ def _pieces(run: Run, shape: Shape, rotation: Kernel, *, gated: bool = True) -> 
     last = (("what the feed-forward layer returned", hidden), weight)
     yield (*fed(timed=True), Kernel((*last, first, residual, ("sum", hidden), ("normed again", hidden))), rotation)
     yield (*fed(timed=False), Kernel((*last, first, residual), copied=hidden))
+
+
+def _narrow_pieces(
+    run: Run, shape: Shape, plan: Plan, rotations: tuple[Kernel, ...]
+) -> Iterator[tuple[Kernel, ...]]:
+    """Of several ranks, whose kernels write what products read in eight bits, with a scale of each row (a recorded
+    start of Llama on two)."""
+    tokens = run.batch_limits.tokens
+    hidden, weight = tokens * plan.hidden, ("weight", plan.hidden)
+    wide = tokens * (shape.intermediate // run.tp)
+
+    def written(name: str, values: int) -> tuple[tuple[str, int], ...]:
+        scales = (("scales of " + name, tokens * plan.scales),) if plan.scales else ()
+        return (name + _EIGHT_BITS, values), *scales
+
+    kept = (("sum over the ranks", hidden), ("residual", hidden))
+    normed = written("normed", hidden // shape.itemsize)
+    fed = (
+        Kernel((("attention's", tokens * plan.queries), *written("attended", tokens * plan.queries // shape.itemsize))),
+        Kernel((*kept, ("weight of the first norm", plan.hidden), *normed)),
+        Kernel((("gate and up", 2 * wide * shape.itemsize), *written("activated", wide))),
+    )
+    again = tuple(replace(kernel, timed=False) for kernel in fed)
+    last, sums = ("second sum over the ranks", hidden), (("sum", hidden), ("normed again", hidden))
+    yield Kernel((("embedded", hidden), weight, *normed)), *rotations
+    after = Kernel((last, *kept, weight, *(sums if plan.scales else sums[:1]), *written("second", hidden // 2)))
+    yield *fed, after, *(replace(kernel, timed=False) for kernel in rotations)
+    yield *again, Kernel((last, *kept, weight), copied=hidden)
 
 
 def _expert_pieces(run: Run, shape: Shape, rotation: Kernel) -> Iterator[tuple[Kernel, ...]]:

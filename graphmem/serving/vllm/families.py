@@ -13,7 +13,7 @@ from graphmem.base.documents import shown
 from graphmem.base.versions import Version
 from graphmem.errors import UsageError
 from graphmem.serving.base import ServedModel
-from graphmem.serving.values import count, counted, listed, number, rope_of
+from graphmem.serving.values import LONG_ROPE, YARN, count, counted, listed, number, rope_of
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod
 from graphmem.serving.vllm.models import deltanet, mamba, mamba1
@@ -73,10 +73,6 @@ _LATENT = ("deepseek_v2", "deepseek_v3")
 SLICED = ("qwen3_moe", *_LATENT)
 #: Those that stay in slices between layers then, and are not followed (``use_sequence_parallel_moe`` of their layers).
 SLICED_BETWEEN_LAYERS = deltanet.KINDS
-#: Kinds of rotary tables with factors for short texts and others for long ones (``patch_legacy_rope_type``).
-_LONG = ("longrope", "su")
-#: Kinds of stretched rotary tables that are multiplied by a factor of their own.
-_MULTIPLIED = ("yarn", "deepseek_yarn")
 
 
 def family(run: Run, shape: Shape) -> Family:
@@ -224,7 +220,7 @@ def is_linear(rope: Mapping[str, object]) -> bool:
 
 def is_multiplied(rope: Mapping[str, object]) -> bool:
     """True if the table is multiplied by a factor of its own."""
-    return rope.get("rope_type", rope.get("type")) in _MULTIPLIED
+    return rope.get("rope_type", rope.get("type")) in YARN
 
 
 def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: int) -> int:
@@ -233,9 +229,9 @@ def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: in
     factor = number(model, "factor of rope_scaling", rope.get("factor"), 1.0)
     if kind in ("linear", "dynamic"):
         return _limited(model, positions * factor)
-    if kind in _LONG:
+    if kind in LONG_ROPE:
         return _limited(model, positions + _short(model, rope))
-    if kind in ("yarn", "deepseek_yarn"):
+    if kind in YARN:
         name = "original_max_position_embeddings"
         return _limited(model, counted(model, name, rope.get(name), positions) * factor)
     return positions
@@ -243,7 +239,7 @@ def rope_positions(model: ServedModel, rope: Mapping[str, object], positions: in
 
 def _short(model: ServedModel, rope: Mapping[str, object]) -> int:
     """Rows of the part of a rotary table that short texts have; 0 where there is one table for all."""
-    if rope.get("rope_type", rope.get("type")) not in _LONG:
+    if rope.get("rope_type", rope.get("type")) not in LONG_ROPE:
         return 0
     name = "original_max_position_embeddings"
     return counted(model, name, rope.get(name, model.config.get(name)), count(model, "max_position_embeddings"))

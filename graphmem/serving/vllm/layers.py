@@ -158,7 +158,7 @@ class Linear:
         self.slots: Slots | None = None
         self.method.make(run, inputs, outputs, name)
         if bias:
-            run.new(sum(outputs) * itemsize, f"{name}.bias")
+            run.named[f"{name}.bias"] = run.new(sum(outputs) * itemsize, f"{name}.bias")
 
     def finish(self) -> None:
         """After loading."""
@@ -282,11 +282,12 @@ def long_rotary(run: Run, name: str, positions: int, short: int, width: int, ite
 
 
 def turned_by_factors(
-    run: Run, tokens: int, heads: Sequence[int], turned: int, head_dim: int, itemsize: int
+    run: Run, tokens: int, heads: Sequence[int], turned: int, head_dim: int, itemsize: int, short: int
 ) -> list[Tensor]:
     """Heads of queries and of keys as its torch operators turn ``turned`` values of each: new tensors, which stay
-    (layers/rotary_embedding/phi3_long_rope_scaled_rope.py, with a text longer than short ones)."""
-    held = [run.new(tokens * 8), run.new(tokens * 8)]
+    (layers/rotary_embedding/phi3_long_rope_scaled_rope.py). Where requests may be longer than ``short`` texts the rows
+    of long ones are looked up."""
+    held = [run.new(tokens * 8) for _ in range(2 if run.batch_limits.length > short else 0)]
     held += [run.new(tokens * turned * itemsize) for _ in range(3)]
     made = []
     for one in heads:

@@ -40,6 +40,8 @@ _VALUES_ON_HOPPER = (
 _SCALES_ON_HOPPER = "bc-bD-cE-D"
 #: Rows from which AWQ's own kernels unpack the weight (``FP16_MATMUL_HEURISTIC_CONDITION``, awq.py of 0.22).
 _LONG_PRODUCT = 256
+#: Bytes of the list by which Marlin's scales are put in order (``get_scale_perms``, marlin_utils.py); biases' is half.
+_ORDER = 64 * 8
 #: What a method takes where nobody says: bits, values of a group.
 _USUAL = (4, 128)
 #: What CUTLASS's kernels of eight bits want rows and columns to be multiples of.
@@ -112,9 +114,11 @@ class Packed(WeightMethod):
             unpacked = run.new(self._groups(inputs) * columns * 4)
             _replace(run, f"{name}.qzeros")
             run.free(unpacked)
-        for part in ("qweight", "scales"):  # compressed-tensors' lie the other way, and are turned around first
+        for part, indices in (("qweight", 0), ("scales", _ORDER)):
+            # compressed-tensors' lie the other way, and are turned around first
             copies = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
-            _replace(run, f"{name}.{part}", after=copies)
+            _replace(run, f"{name}.{part}", after=copies, order=indices)
+        _order_bias(run, name)
         run.free(*[run.named.pop(one) for one in dropped])  # held to the end by ``device_loading_context``
 
     def _reorder(self, run: Run, name: str, wide: int) -> None:
@@ -221,33 +225,44 @@ class Float8(WeightMethod):
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         run.enter(f"{name}.quantize")
-        columns = sum(outputs)
+        columns, loaded = sum(outputs), []
         if self.online:
-            loaded = run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")
-            run.new(4, f"{name}.weight_scale")
-            run.named[f"{name}.weight"] = run.replacing(loaded, run.new(inputs * columns, f"{name}.weight"))
-        if self.native:
-            if not self.block and _aligned(inputs) * _aligned(columns) != inputs * columns:
-                padded = run.new(_aligned(inputs) * _aligned(columns), f"{name}.weight")
-                run.named[f"{name}.weight"] = run.replacing(run.named[f"{name}.weight"], padded)
-            return
-        if self.block <= 0:
-            _replace(run, f"{name}.weight")
-            return
-        self._prepare_blocks(run, name, cdiv(inputs, self.block) * columns * self.itemsize)
+            loaded = [run.new(inputs * columns * self.itemsize, f"{name}.weight in 16 bits")]
+            run.named[f"{name}.weight_scale"] = run.new(4, f"{name}.weight_scale")
+            run.named[f"{name}.weight"] = run.new(inputs * columns, f"{name}.weight")
+        if not self.native:
+            self._prepare_for_marlin(run, name, inputs, outputs)
+        elif not self.block and _aligned(inputs) * _aligned(columns) != inputs * columns:
+            padded = run.new(_aligned(inputs) * _aligned(columns), f"{name}.weight")
+            run.named[f"{name}.weight"] = run.replacing(run.named[f"{name}.weight"], padded)
+        run.free(*loaded)
 
-    def _prepare_blocks(self, run: Run, name: str, expanded: int) -> None:
+    def _prepare_for_marlin(self, run: Run, name: str, inputs: int, outputs: list[int]) -> None:
         """``prepare_fp8_layer_for_marlin`` (quantization/utils/marlin_utils_fp8.py): the weight is turned and packed;
-        scales of blocks are written out for every output, put in order, and scaled once more."""
-        before = [run.named[f"{name}.{part}"] for part in ("weight", "weight_scale")]
-        turned = run.new(before[0].bytes)
-        run.named[f"{name}.weight"] = run.new(before[0].bytes, f"{name}.weight")
-        wide, ordered = run.new(expanded), run.new(expanded)
-        biased = run.new(expanded)
+        scales are written out for every output in 16 bits, put in order, and scaled once more. Who called it holds
+        what was there before of blocks, and of weights that the engine quantised."""
+        columns, groups = sum(outputs), cdiv(inputs, self.block) if self.block > 0 else 1
+        weight, scale = (run.named[f"{name}.{part}"] for part in ("weight", "weight_scale"))
+        size, held = groups * columns * self.itemsize, [scale]
+        if self.static_inputs:
+            run.free(run.named.pop(f"{name}.input_scale"))
+        turned = run.new(weight.bytes)
+        run.named[f"{name}.weight"] = run.new(weight.bytes, f"{name}.weight")
+        if self.block > 0 or self.online:
+            held.append(weight)
+        else:
+            run.free(weight)
+        narrow = [] if self.block else [run.new(scale.bytes // 2)]
+        if narrow and len(outputs) > 1 and not self.online:  # as often as each part has outputs
+            narrow += [run.new(len(outputs) * 8), run.new(columns * 8)]
+        wide = run.replacing(*narrow, run.new(size))
+        ordered = run.replacing(run.new(_ORDER // 2), run.new(size))
+        biased = run.new(size)
         for _ in range(2):
-            biased = run.replacing(biased, run.new(expanded))
-        run.named[f"{name}.weight_scale"] = run.replacing(biased, run.new(expanded, f"{name}.weight_scale"))
-        run.free(ordered, turned, wide, *before)
+            biased = run.replacing(biased, run.new(size))
+        run.named[f"{name}.weight_scale"] = run.replacing(biased, run.new(size, f"{name}.weight_scale"))
+        run.free(ordered, turned, wide, *held)
+        _order_bias(run, name)
 
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         size = tokens * outputs * self.itemsize
@@ -397,6 +412,81 @@ class Float4(WeightMethod):
 
 
 @dataclass(frozen=True)
+class NvFloat4(Float4):
+    """NVFP4: a scale in eight bits for 16 values, and one of the whole (modelopt.py, schemes/
+    compressed_tensors_w4a4_nvfp4.py, kernels/linear/nvfp4). ``inputs``: they are quantised too, if the card multiplies
+    four bits. ``divisors``: the scales of the whole are kept as compressed-tensors has them."""
+
+    inputs: bool = True
+    divisors: bool = False
+
+    def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
+        values, whole = inputs * sum(outputs), len(outputs) * 4
+        found = {"weight": values // 2, "whole_scale": whole, "scale": values // self.block}
+        return found | ({"input_scale": whole} if self.inputs else {})
+
+    def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
+        run.enter(f"{name}.repack")
+        scales = run.named[f"{name}.scale"].bytes
+        if not self.divisors:  # whether all were loaded
+            run.temporary(4 * scales, scales)
+        held = [run.new(4)] if self.divisors else []
+        _replace(run, f"{name}.whole_scale")
+        if self.inputs:  # with its inverse, and its product with the weight's
+            _replace(run, f"{name}.input_scale")
+            run.new(4, f"{name}.inverse")
+            run.new(4, f"{name}.alpha")
+        if self.native:
+            self._swizzle_scales(run, inputs, sum(outputs), name)
+        else:
+            self._prepare_for_marlin(run, name, scales)
+        run.free(*held)
+
+    @staticmethod
+    def _swizzle_scales(run: Run, inputs: int, columns: int, name: str) -> None:
+        """``swizzle_blockscale``, ``pad_nvfp4_weight_for_cutlass`` (quantization/utils/nvfp4_utils.py)."""
+        padded = run.new(_swizzled(columns, inputs))
+        run.named[f"{name}.scale"] = run.replacing(
+            padded, run.named[f"{name}.scale"], run.new(padded.bytes, f"{name}.scale")
+        )
+        rows, width = (cdiv(size, _FP4_ALIGNMENT) * _FP4_ALIGNMENT for size in (columns, inputs))
+        for size in {rows * inputs // 2, rows * width // 2} - {columns * inputs // 2}:
+            run.named[f"{name}.weight"] = run.replacing(run.named[f"{name}.weight"], run.new(size, f"{name}.weight"))
+
+    def _prepare_for_marlin(self, run: Run, name: str, scales: int) -> None:
+        """``prepare_fp4_layer_for_marlin`` (quantization/utils/marlin_utils_fp4.py): the weight is turned and packed;
+        scales are turned, put in order and shifted in 16 bits, and compared on the way."""
+        turned = run.new(run.named[f"{name}.weight"].bytes)
+        _replace(run, f"{name}.weight")
+        wide = run.replacing(run.new(scales), run.new(2 * scales))
+        ordered = run.replacing(wide, run.new(2 * scales))
+        run.temporary(scales)
+        half = run.replacing(run.new(2 * scales), run.new(2 * scales))
+        values = run.replacing(run.new(4 * scales), run.new(4 * scales))
+        run.temporary(scales)
+        run.free(values)
+        shifted = run.replacing(half, run.new(2 * scales))
+        run.temporary(scales)
+        shifted = run.replacing(shifted, run.new(2 * scales))
+        made = run.replacing(shifted, ordered, run.new(scales, f"{name}.scale"))
+        run.named[f"{name}.scale"] = run.replacing(run.named[f"{name}.scale"], made)
+        _replace(run, f"{name}.whole_scale")
+        _order_bias(run, name)
+        run.free(turned)
+
+    def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        size = tokens * outputs * self.itemsize
+        if not self.native:
+            return marlin_product(run, tokens, size)
+        return run.replacing(run.new(tokens * inputs // 2), run.new(_swizzled(tokens, inputs)), run.new(size))
+
+
+def _swizzled(rows: int, width: int) -> int:
+    """Bytes of scales of so many rows, in tiles of 128 by 4 (``create_fp4_scale_tensor``, _custom_ops.py)."""
+    return cdiv(rows, 128) * 128 * cdiv(width // 16, 4) * 4
+
+
+@dataclass(frozen=True)
 class Excluding:
     """A method for all layers but those that the configuration names, which stay plain; or for ``experts_alone``."""
 
@@ -421,11 +511,18 @@ class Excluding:
         return matches(pattern[3:], name) if pattern.startswith("re:") else pattern in name
 
 
-def _replace(run: Run, *names: str, after: Sequence[Tensor] = ()) -> None:
-    """Parameters are made anew, one after another; what is let go ``after`` a new one is there."""
+def _replace(run: Run, *names: str, after: Sequence[Tensor] = (), order: int = 0) -> None:
+    """Parameters are made anew, one after another; what is let go ``after`` a new one is there. ``order``: bytes of a
+    list of indices that they are put in order by."""
     for name in names:
-        before = run.named[name]
-        run.named[name] = run.replacing(*after, before, run.new(before.bytes, name))
+        before, indices = run.named[name], [run.new(order)] if order else []
+        run.named[name] = run.replacing(*indices, *after, before, run.new(before.bytes, name))
+
+
+def _order_bias(run: Run, name: str) -> None:
+    """``marlin_permute_bias`` (quantization/utils/marlin_utils.py)."""
+    if f"{name}.bias" in run.named:
+        _replace(run, f"{name}.bias", order=_ORDER // 2)
 
 
 @dataclass(frozen=True)
@@ -554,12 +651,14 @@ def _method(question: Question, name: str, own: Mapping[str, object], itemsize: 
             raise UsageError(f"{question.model.name}: bitsandbytes' int8 is not followed in vLLM; accepted: its 4 bits")
         nested = 0 if versions.SCALES_UNPACKED.holds(versions.checked(question.version)) else _NF4_NESTED
         return Float4(itemsize, _NF4_BLOCK, 4, unpacks=True, nested=nested)
-    if name in ("mxfp4", "modelopt_fp4"):
-        block = 32 if name == "mxfp4" else 16
-        marlin = name == "mxfp4" and (not reaches(device.capability, (9, 0)) or reaches(device.capability, (12, 0)))
-        is_sorted = hopper and name == "mxfp4"  # (fused_moe/oracle/mxfp4.py)
-        native = reaches(device.capability, _NATIVE_FP4)
-        return Float4(itemsize, block, 1, native=native, padded_experts=marlin, sorted_experts=is_sorted)
+    native = reaches(device.capability, _NATIVE_FP4)
+    if name == "mxfp4":
+        marlin = not reaches(device.capability, (9, 0)) or reaches(device.capability, (12, 0))
+        # (fused_moe/oracle/mxfp4.py)
+        return Float4(itemsize, 32, 1, native=native, padded_experts=marlin, sorted_experts=hopper)
+    if name == "modelopt_fp4":
+        inputs = "A16" not in str(own.get("quant_algo", ""))
+        return NvFloat4(itemsize, _NVFP4_BLOCK, 1, native=native and inputs, inputs=inputs)
     if name == "compressed-tensors":
         return _compressed(question, own, itemsize)
     size = own.get("weight_block_size") or [0]
@@ -597,6 +696,8 @@ def _bits(model: ServedModel, value: object) -> int:
     return value
 
 
+#: Values that NVFP4 scales together, and what its kernels want rows and columns to be multiples of.
+_NVFP4_BLOCK, _FP4_ALIGNMENT = 16, 32
 #: Cards that multiply these (``cutlass_fp8_supported``, ``cutlass_block_fp8_supported``, ``cutlass_fp4_supported``).
 _NATIVE_FP8, _NATIVE_FP8_BLOCKS, _NATIVE_FP4 = (8, 9), (9, 0), (10, 0)
 #: Those from which and up to which CUTLASS multiplies experts (``cutlass_group_gemm_supported``).
@@ -625,7 +726,10 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             grouped=reaches(device.capability, _GROUPED[0]) and not reaches(device.capability, _GROUPED[1]),
         )
     if kind == "float" and bits == 4:
-        return Float4(itemsize, group if group > 0 else 32, 1, native=reaches(device.capability, _NATIVE_FP4))
+        native = reaches(device.capability, _NATIVE_FP4)
+        if group != _NVFP4_BLOCK:
+            return Float4(itemsize, group if group > 0 else 32, 1, native=native)
+        return NvFloat4(itemsize, group, 1, native=native and bool(inputs), inputs=bool(inputs), divisors=True)
     if kind == "int" and bits == 8 and first.get("input_activations"):
         return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
     if kind == "int" and bits in (4, 8):

@@ -12,7 +12,7 @@ from typing import Any
 from graphmem.base.versions import Version
 from graphmem.errors import UsageError
 from graphmem.serving.base import ENTRIES, Question, ServedModel
-from graphmem.serving.values import count, counted, number, rope_of
+from graphmem.serving.values import LONG_ROPE, YARN, count, counted, number, rope_of
 from graphmem.serving.vllm import arguments, versions
 from graphmem.serving.vllm.arguments import Arguments
 from graphmem.serving.vllm.kv_cache import CACHE_DTYPES
@@ -134,7 +134,7 @@ def resolve(question: Question) -> Settings:
 
 def _batch(question: Question, version: Version, more: Arguments) -> tuple[Batch, int]:
     """(the most of a step, the longest request that the model has)."""
-    length, longest = _length(question.model, question.max_model_len)
+    length, longest = _length(question.model, question.max_model_len, version)
     tokens, requests = _batch_defaults(question, version, more)
     if more.performance == "throughput":  # both defaults are doubled (engine/arg_utils.py)
         tokens, requests = 2 * tokens, 2 * requests
@@ -246,19 +246,23 @@ def _positive(name: str, value: int | None) -> int:
     return value or 0
 
 
-def _length(model: ServedModel, asked: int | None) -> tuple[int, int]:
+def _length(model: ServedModel, asked: int | None, version: Version) -> tuple[int, int]:
     """(length of a request, the longest that the model has) as ``_get_and_verify_max_len`` finds them."""
     found = [count(model, key) for key in _LENGTH_KEYS if model.config.get(key) is not None]
     longest = min(found) if found else 2048
     scaling = rope_of(model)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    # Gemma 3 states the length that it has after stretching.
-    stated = "gemma3" in str(model.config.get("model_type"))
-    if kind not in ("default", "su", "longrope", "llama3", "mrope") and "factor" in scaling and not stated:
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    # Gemma 3 states the length that it has after stretching; so do, for newer versions, models with YaRN.
+    stated = "gemma3" in str(model.config.get("model_type")) or (
+        kind in YARN and versions.YARN_STATES_LENGTH.holds(version)
+    )
+    original = "original_max_position_embeddings"
+    if kind not in ("default", *LONG_ROPE, "llama3", "mrope") and "factor" in scaling and not stated:
         if kind == "yarn":
-            name = "original_max_position_embeddings"
-            longest = counted(model, name, scaling.get(name), longest)
+            longest = counted(model, original, scaling.get(original), longest)
         longest = int(longest * number(model, "factor of rope_scaling", scaling["factor"], 1.0))
+    if asked is None and kind in LONG_ROPE and versions.SHORT_BY_DEFAULT.holds(version):
+        longest = count(model, original, longest)
     if asked is None:
         return longest, longest
     if not found and asked >= 1:  # the configuration names no limit, so what is asked for is

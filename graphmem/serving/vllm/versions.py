@@ -41,6 +41,9 @@ GROUP_OF_EXPERTS = Change((0, 9), "ranks that share experts have a group of thei
 GROUPS_BEFORE = Change((0, 11), "NCCL's communicators are there before the engine looks, and not charged")
 #: model_loader/bitsandbytes_loader.py, ``_dequantize_dq``.
 SCALES_UNPACKED = Change((0, 10), "bitsandbytes' scales, themselves quantised, are unpacked when they are loaded")
+#: config/model.py, ``_get_and_verify_max_len`` (vllm#27431, vllm#56446).
+SHORT_BY_DEFAULT = Change((0, 13), "LongRoPE's models are served at the length of their short texts by default")
+YARN_STATES_LENGTH = Change((0, 32), "a model with YaRN states the length that it has after stretching")
 #: v1/worker/gpu_model_runner.py, ``profile_run``; models/qwen3_vl.py, ``get_max_video_tokens``.
 EMBEDDINGS_SPREAD = Change((0, 11), "embeddings lie among their item's other tokens; Qwen3-VL's videos have 11.5 each")
 EMBEDDINGS_ALONE = Change((0, 13), "embeddings are kept without their item's other tokens")

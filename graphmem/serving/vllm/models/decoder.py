@@ -27,7 +27,7 @@ from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
 from graphmem.serving.vllm.models.feed_forward import Style as Style
 from graphmem.serving.vllm.models.latent import LatentAttention
-from graphmem.serving.vllm.models.pieces import DenseLayer, NarrowPieces, Plan, Residual
+from graphmem.serving.vllm.models.pieces import DenseLayer, NarrowPieces, Plan, RanksNarrowPieces, Residual
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -159,7 +159,7 @@ class Attention(Projected):
             run.temporary(table, table // 2, table // 2)
         if self.shape.rope_short:
             heads, turned, width = (self.heads, self.kv_heads), self.shape.rotary_dim, self.shape.head_dim
-            own += turned_by_factors(run, tokens, heads, turned, width, size)
+            own += turned_by_factors(run, tokens, heads, turned, width, size, self.shape.rope_short)
         run.enter(f"{self.name}.attn")
         narrow = run.narrowed(tokens * self.q)
         attended = run.new(tokens * self.q * size, "attention output")
@@ -373,8 +373,9 @@ class Decoder(Family):
             with piece():
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
         self.run.compiled = True
-        if (plan := self._narrow_plan()) is not None:
-            result = NarrowPieces(self.run, plan, tokens).whole(attend, piece, layers)
+        if (plan := self.narrow_plan()) is not None:
+            pieces = RanksNarrowPieces if self.run.tp > 1 else NarrowPieces
+            result = pieces(self.run, plan, tokens).whole(attend, piece, layers)
             self.run.compiled = False
             return result
         attended, residual = self._first_piece(tokens, attend, piece)
@@ -385,10 +386,10 @@ class Decoder(Family):
         self.run.compiled = False
         return result
 
-    def _narrow_plan(self) -> Plan | None:
-        """The plan of a dense decoder of one rank whose kernels write what products read in eight bits."""
+    def narrow_plan(self) -> Plan | None:
+        """The plan of a dense decoder whose kernels write what products read in eight bits."""
         stage, shape, style = self.shape.own, self.shape, self.style
-        alone = stage.first and stage.last and self._given is None and self.run.tp == 1
+        alone = stage.first and stage.last and self._given is None
         if not alone or style.norm != "rms" or shape.position_rows or shape.rope_short or self.embedding.slots:
             return None
         found = []

@@ -214,40 +214,54 @@ class NarrowPieces(Pieces):
     piece, and the norm that is not the piece's first is there in 16 bits too."""
 
     def whole(self, attend: Attend, piece: Piece, layers: int | None) -> Tensor:
-        run, plan, chosen = self.run, self.plan, self.plan.layers[:layers]
+        run, chosen = self.run, self.plan.layers[:layers]
         with piece():
-            whole = self._output(chosen[0].into)
-            residual = run.new(self.width, "embedded")
-            narrow, scales = self._narrow(chosen[0].into), self._scales()
-            run.free(narrow, *scales)
-            kept = [run.new(self.tokens * plan.keys, "turned keys"), whole]
-            kept.append(run.new(self.tokens * plan.queries, "turned queries"))
-            attended = run.new(self.tokens * plan.queries, "attention output")
+            kept, attended, residual = self._first(chosen[0])
         attend(self.tokens)
         run.free(*kept)
         for layer, following in itertools.pairwise(chosen):
             held = [attended, residual]
             with piece():
-                first, down, scales = self._narrow_fed(layer)
-                residual = run.new(self.width, "residual")
-                normed = [run.new(self.width, "normed")] if scales else []
-                narrow = self._narrow(following.into)
-                run.free(*[first] * bool(scales))
-                whole = self._output(following.into)
-                run.free(narrow, *scales)
-                keys = run.new(self.tokens * plan.keys, "turned keys")
-                turned, spare = (normed[0], down) if normed else (down, first)
-                kept = [keys, whole, self._taken([turned], self.tokens * plan.queries, "turned queries")]
-                attended = self._taken([spare], self.tokens * plan.queries, "attention output")
+                kept, attended, residual = self._between(layer, following)
             run.free(*held)
             attend(self.tokens)
             run.free(*kept)
         with piece():
-            first, down, scales = self._narrow_fed(chosen[-1])
-            run.free(*scales)
-            result = run.new(self.width, "normed")
-            run.free(first, down)
+            result = self._last(chosen[-1])
         run.free(attended, residual)
+        return result
+
+    def _first(self, layer: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
+        """(what attention reads, its output, the residual)."""
+        whole = self._output(layer.into)
+        residual = self.run.new(self.width, "embedded")
+        self.run.free(self._narrow(layer.into), *self._scales())
+        queries = self.tokens * self.plan.queries
+        kept = [self.run.new(self.tokens * self.plan.keys, "turned keys"), whole]
+        kept.append(self.run.new(queries, "turned queries"))
+        return kept, self.run.new(queries, "attention output"), residual
+
+    def _between(self, layer: DenseLayer, following: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The same of the piece between the attention of two layers."""
+        run, queries = self.run, self.tokens * self.plan.queries
+        first, down, scales = self._narrow_fed(layer)
+        residual = run.new(self.width, "residual")
+        normed = [run.new(self.width, "normed")] if scales else []
+        narrow = self._narrow(following.into)
+        run.free(*[first] * bool(scales))
+        whole = self._output(following.into)
+        run.free(narrow, *scales)
+        keys = run.new(self.tokens * self.plan.keys, "turned keys")
+        turned, spare = (normed[0], down) if normed else (down, first)
+        kept = [keys, whole, self._taken([turned], queries, "turned queries")]
+        return kept, self._taken([spare], queries, "attention output"), residual
+
+    def _last(self, layer: DenseLayer) -> Tensor:
+        """The last hidden states."""
+        first, down, scales = self._narrow_fed(layer)
+        self.run.free(*scales)
+        result = self.run.new(self.width, "normed")
+        self.run.free(first, down)
         return result
 
     def _narrow_fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -273,3 +287,50 @@ class NarrowPieces(Pieces):
 
     def _scales(self) -> list[Tensor]:
         return [self.run.new(self.tokens * self.plan.scales, "scales of rows")] if self.plan.scales else []
+
+
+class RanksNarrowPieces(NarrowPieces):
+    """The same of several ranks: a sum over them is a tensor of its own, behind which the buffer that was summed is
+    free; the feed-forward layer's output lies where attention's did, and so does the residual's sum."""
+
+    def _first(self, layer: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
+        run, embedded = self.run, self.run.new(self.width, "embedded")
+        whole = self._output(layer.into)
+        residual = run.replacing(embedded, self._reduced())
+        run.free(self._narrow(layer.into), *self._scales())
+        return *self._turned_apart(whole), residual
+
+    def _between(self, layer: DenseLayer, following: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
+        run = self.run
+        first, residual, scales = self._narrow_fed(layer)
+        second = self._reduced()
+        normed = [run.new(self.width, "normed")] if scales else []
+        narrow = self._narrow(following.into)
+        run.free(second, *normed, first)
+        whole = self._output(following.into)
+        run.free(narrow, *scales)
+        return *self._turned_apart(whole), residual
+
+    def _last(self, layer: DenseLayer) -> Tensor:
+        first, down, scales = self._narrow_fed(layer)
+        self.run.free(*scales)
+        return self.run.replacing(down, first, self._reduced())
+
+    def _narrow_fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(attention's sum over the ranks, the feed-forward layer's output, the scales)."""
+        run, down = self.run, self._output(layer.out)
+        narrow, scales = self._narrow(layer.out), self._scales()
+        run.free(narrow)
+        first, narrow = self._reduced(), self._narrow(layer.up)
+        wide = run.replacing(narrow, self._output(layer.up))
+        run.free(run.replacing(wide, self._narrow(layer.down)))
+        return first, down, scales
+
+    def _reduced(self) -> Tensor:
+        return self.run.new(self.width, "all-reduced")
+
+    def _turned_apart(self, whole: Tensor) -> tuple[list[Tensor], Tensor]:
+        queries = self.tokens * self.plan.queries
+        turned = self.run.new(queries, "turned queries")
+        kept = [self.run.new(self.tokens * self.plan.keys, "turned keys"), whole, turned]
+        return kept, self.run.new(queries, "attention output")
