@@ -1,5 +1,6 @@
-"""Bytes that the kernels for packed weights, Marlin's and Machete's, take beside their output: sums in fp32 that thread
-blocks share out (csrc/quantization/{marlin,machete} and csrc/moe/marlin_moe_wna16 of vllm 0.32.0)."""
+"""Bytes that the kernels for packed weights, Marlin's and Machete's, and CUTLASS's for eight bits take beside their
+output: sums in fp32 that thread blocks share out (csrc/quantization/{marlin,machete,w8a8} and csrc/moe/marlin_moe_wna16
+of vllm 0.32.0)."""
 
 from __future__ import annotations
 
@@ -37,3 +38,17 @@ def machete_bytes(processors: int, tokens: int, inputs: int, columns: int) -> in
     waves, last = divmod(tiles, processors)
     shared = last + processors * min(1, waves) if last else 0
     return shared * rows * _MACHETE_COLUMNS * 4 + -(-shared * 8 // 128) * 128
+
+
+#: A tile's sums in 32 bits, of two blocks, and their barrier, of CUTLASS's kernels for cards before Hopper
+#: (``scaled_mm_c2x*``), as the wheel's own code asks for them; most tiles are 128 by 128.
+_CUTLASS_SUMS, _CUTLASS_BARRIER = 2 * 128 * 128 * 4, 128
+#: Rows up to which tiles are smaller; and columns, rounded up to a power of two, with tiles of twice the size on
+#: compute capability 8.9: those of floating point, and those of integers.
+_CUTLASS_ROWS, _CUTLASS_WIDE = 256, {False: (8192,), True: (8192, 32768)}
+
+
+def cutlass_bytes(tokens: int, columns: int, *, integers: bool, by_width: bool) -> int:
+    """Of a product of eight bits with so many rows, on a card whose tiles are chosen ``by_width`` or not."""
+    wide = by_width and 1 << (columns - 1).bit_length() in _CUTLASS_WIDE[integers]
+    return _CUTLASS_SUMS * (2 if wide and tokens > _CUTLASS_ROWS else 1) + _CUTLASS_BARRIER

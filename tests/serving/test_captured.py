@@ -40,7 +40,7 @@ LIKE = {
     # By transformers' code: experts alone are the engine's, and ids of all layers stay; learned positions.
     "hunyuan-a13b-2l": 1_835_008, "biogpt-large": 4_194_304, "nanochat-l4": 8_388_608,
     # Compiled: pieces of experts and of layer norms are taken as eager ones.
-    "ms-marco-minilm-t4": 2_621_440, "olmo3-7b-l40s-cold": 66_560,
+    "ms-marco-minilm-t4": 524_288, "olmo3-7b-l40s-cold": 66_560,
     "stablelm-compiled-cold": -69_206_016, "gpt-oss-20b-h100": -174_063_616,
 }  # fmt: skip
 #: Those that are refused though the engine starts: layers of states that are no layer of ours.

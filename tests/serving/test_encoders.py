@@ -41,7 +41,7 @@ HELD = ("weights", "buffers for batches", "buffers per sequence", "workspaces", 
 
 
 #: Bytes left as predicted less those recorded: where an encoder's weights in eight bits lie.
-_OFF = {"qwen2.5-vl-7b-fp8-l40s": -5_636_096}
+_OFF = {"qwen2.5-vl-7b-fp8-l40s": 523_776}
 
 
 @pytest.mark.parametrize("name", list(_OFF))

@@ -241,6 +241,8 @@ class Arguments:
     context_parallel: int = _asked("decode_context_parallel_size", whole(1, 1024), 1)
     performance: str = _asked("performance_mode", one_of(*PERFORMANCE_MODES), "balanced")
     pools: bool = _asked("runner", _pools, False)
+    #: No option: whether a model that pools reads in both directions, and keeps nothing.
+    encodes: bool = False
     #: Of versions that had both: whether the second engine runs (``VLLM_USE_V1``), and whether FlashInfer samples, as
     #: it did up to 0.11.0 where it was installed, as in the published images (``VLLM_USE_FLASHINFER_SAMPLER``).
     second_engine: bool = _asked("use_v1", flag, True)

@@ -143,9 +143,7 @@ def _pieces(run: Run, shape: Shape, rotation: Kernel, *, gated: bool = True) -> 
     yield (*fed(timed=False), Kernel((*last, first, residual), copied=hidden))
 
 
-def _narrow_pieces(
-    run: Run, shape: Shape, plan: Plan, rotations: tuple[Kernel, ...]
-) -> Iterator[tuple[Kernel, ...]]:
+def _narrow_pieces(run: Run, shape: Shape, plan: Plan, rotations: tuple[Kernel, ...]) -> Iterator[tuple[Kernel, ...]]:
     """Of several ranks, whose kernels write what products read in eight bits, with a scale of each row (a recorded
     start of Llama on two)."""
     tokens = run.batch_limits.tokens

@@ -164,7 +164,15 @@ class VLLM(AskedFirst):
         model = model_named(asked.model)
         if asked.method == "medusa":
             return Draft(asked.method, asked.tokens, heads=medusa_shape(model), itemsize=settings.itemsize)
+        if asked.method != "draft_model" and versions.DRAFTS_AS_LONG.holds(settings.version):
+            positions = max(count(model, "max_position_embeddings"), settings.batch.length)
+            model = replace(model, config={**model.config, "max_position_embeddings": positions})
         shape = families.shape_of(model, settings.itemsize, Unquantized(settings.itemsize))
+        if asked.method == "draft_model" and shape.vocab != target.vocab:
+            raise UsageError(
+                "Target and draft model should have the same vocabulary size. Target model vocab_size="
+                f"{target.vocab}. Draft model vocab_size={shape.vocab}"
+            )
         vocab = count(model, "draft_vocab_size", 0, least=0)
         checkpoint = model.checkpoint
         own = vocab > 0 if checkpoint is None else checkpoint.has_head
@@ -195,7 +203,9 @@ class VLLM(AskedFirst):
         return encoders.with_encoder(shape, question, settings), name, assumed
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
-        """The KV cache's groups."""
+        """The KV cache's groups; none of a model that reads in both directions."""
+        if settings.more.encodes:
+            return Layout((), settings.batch.block_size, settings.batches_in_flight * settings.batch.tokens)
         element = CACHE_DTYPES[settings.cache_dtype] or settings.itemsize
         in_flight = settings.batches_in_flight * settings.batch.tokens
         draft = self.draft(settings, shape)

@@ -27,7 +27,7 @@ from graphmem.sources.vllm_layers import ExpertShape
 
 #: Families of :class:`Decoder` by ``model_type``.
 _STYLES: dict[str, Style] = {
-    "llama": Style(),
+    "llama": Style(quantises_activation=True),
     "mistral": Style(adapts_tables=False),
     "qwen2": Style(holds_gate_up=True, qkv_bias=True, adapts_tables=False),
     "qwen3": Style(holds_gate_up=True, head_norms=True),

@@ -116,8 +116,6 @@ def layout_of(
 ) -> Layout:
     """The groups of a model of this shape (``get_kv_cache_groups``): of all stages' layers together, whichever has
     them."""
-    if shape.backend is not None and shape.backend.encodes:
-        return Layout((), block_size, tokens_in_flight)
     if shape.state is not None:
         specs, block_size = _state_specs(shape, tp, block_size, cache_bytes, prefixes=prefixes)
     else:

@@ -49,6 +49,10 @@ class LinearMethod(Protocol):
     def cache_scales(self) -> CacheScales:
         """The scales that come with it for layers of attention."""
 
+    @property
+    def online(self) -> bool:
+        """True if the engine itself quantises, while weights are loaded."""
+
     def of(self, name: str) -> WeightMethod:
         """That of the layer of this name."""
 
@@ -58,6 +62,7 @@ class WeightMethod(ABC):
     Experts have the tensors that ``of_experts`` names, stacked: gate and up in one, down in another."""
 
     cache_scales: CacheScales = CacheScales.NONE
+    online: bool = False
     of_experts: tuple[str, ...] = ("weight",)
 
     @property
@@ -100,6 +105,18 @@ class WeightMethod(ABC):
     @abstractmethod
     def apply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
         """The product, of so many rows."""
+
+    def narrow_inputs(self, tokens: int, width: int) -> list[int]:
+        """Bytes of what an activation of so many values a row writes, where it quantises them for the product; none
+        where it does not."""
+        return []
+
+    def multiply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        """The product of so many rows that are quantised already."""
+        return self.apply(run, tokens, inputs, outputs)
+
+    def share_sums(self, run: Run, tokens: int, outputs: int) -> None:  # noqa: B027
+        """What a product of so many rows takes beside its output; by default nothing."""
 
     def make(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """The parameters of a layer with these sizes on this rank, as they are after loading."""
@@ -169,17 +186,18 @@ class Linear:
         self.slots = Slots(self.run, adapters, self.name, self.inputs, self.outputs, self.itemsize)
         return self.slots
 
-    def product(self, tokens: int) -> Tensor:
-        """This rank's product, not yet reduced."""
+    def product(self, tokens: int, *, narrow: bool = False) -> Tensor:
+        """This rank's product, not yet reduced. ``narrow``: its input is quantised already."""
         self.run.enter(self.name)
         early = self.slots.shrink(tokens) if self.slots is not None and self.run.compiled else None
-        result = self.method.apply(self.run, tokens, self.inputs, sum(self.outputs))
+        multiply = self.method.multiply if narrow else self.method.apply
+        result = multiply(self.run, tokens, self.inputs, sum(self.outputs))
         if self.slots is not None:
             self.slots.expand(early or self.slots.shrink(tokens))
         return result
 
-    def __call__(self, tokens: int) -> Tensor:
-        result = self.product(tokens)
+    def __call__(self, tokens: int, *, narrow: bool = False) -> Tensor:
+        result = self.product(tokens, narrow=narrow)
         return self.run.all_reduce(result) if self.reduce else result
 
 

@@ -66,7 +66,7 @@ def start(
     version = settings.version
     runner.unsorted = versions.SAMPLES_UNSORTED.holds(version) or settings.more.flashinfer_samples
     runner.buffered = versions.SAMPLES_UNSORTED.holds(version) and not settings.more.flashinfer_samples
-    runner.pools = settings.more.pools
+    runner.pools, runner.encodes = settings.more.pools, settings.more.encodes
     runner.samples_twice = versions.SAMPLES_TWICE.holds(version)
     base = _warm_cublas(run, shape.itemsize) if versions.CUBLAS_BEFORE.holds(version) else None
     with run.phase("buffers of the model runner", Category.BUFFER):
@@ -81,7 +81,8 @@ def start(
         model = families.family(run, shape)
         if settings.more.pools and not shape.tied:  # ``as_embedding_model`` lets go of the head (models/adapters.py)
             run.free(model.head.weight)
-        run.empty_cache()
+        if not shape.linear.online:  # else each layer is quantised as soon as it is loaded (reload/layerwise.py)
+            run.empty_cache()
         if isinstance(shape.linear, Unquantized):
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
         for layer in run.encoder_layers:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from graphmem.base import packed_products
 from graphmem.base.documents import shown
 from graphmem.base.versions import Version
 from graphmem.devices.capabilities import reaches
@@ -194,6 +195,8 @@ class Float8(WeightMethod):
     narrows: bool = True
     #: Whether experts may be multiplied by CUTLASS (``allow_vllm_cutlass``).
     grouped: bool = False
+    #: Whether they are integers, which lie as they do.
+    integers: bool = False
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         columns, parts = sum(outputs), len(outputs)
@@ -269,13 +272,26 @@ class Float8(WeightMethod):
         if not self.native:
             return marlin_product(run, tokens, size)
         held = [run.new(tokens * inputs, "quantised input"), run.new(self._scales(tokens, inputs), "its scales")]
-        if self.block:
-            return run.replacing(*held, run.new(size))
-        if _aligned(inputs) != inputs:
+        if not self.block and _aligned(inputs) != inputs:
             held.append(run.new(tokens * _aligned(inputs), "padded input"))
-        if _aligned(outputs) != outputs:
+        if not self.block and _aligned(outputs) != outputs:
             held.append(run.new(tokens * _aligned(outputs) * self.itemsize, "padded output"))
-        return run.replacing(*held, run.new(size))
+        return run.replacing(*held, self.multiply(run, tokens, inputs, outputs))
+
+    def multiply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        result = run.new(tokens * outputs * self.itemsize)
+        self.share_sums(run, tokens, outputs)
+        return result
+
+    def narrow_inputs(self, tokens: int, width: int) -> list[int]:
+        return [tokens * width] if self.static_inputs and self.native and not width % _ALIGNMENT else []
+
+    def share_sums(self, run: Run, tokens: int, outputs: int) -> None:
+        """CUTLASS's kernels for cards before Hopper; none by blocks."""
+        capability = run.device.capability
+        if self.native and self.block <= 0 and not reaches(capability, _NATIVE_FP8_BLOCKS):
+            by_width = reaches(capability, _NATIVE_FP8)
+            run.temporary(packed_products.cutlass_bytes(tokens, outputs, integers=self.integers, by_width=by_width))
 
 
 def _through(run: Run, steps: str, size: int, other: int) -> Tensor:
@@ -478,7 +494,13 @@ class NvFloat4(Float4):
         size = tokens * outputs * self.itemsize
         if not self.native:
             return marlin_product(run, tokens, size)
-        return run.replacing(run.new(tokens * inputs // 2), run.new(_swizzled(tokens, inputs)), run.new(size))
+        return run.replacing(*map(run.new, self.narrow_inputs(tokens, inputs)), run.new(size))
+
+    def multiply(self, run: Run, tokens: int, inputs: int, outputs: int) -> Tensor:
+        return run.new(tokens * outputs * self.itemsize)
+
+    def narrow_inputs(self, tokens: int, width: int) -> list[int]:
+        return [tokens * width // 2, _swizzled(tokens, width)] if self.native else []
 
 
 def _swizzled(rows: int, width: int) -> int:
@@ -498,6 +520,10 @@ class Excluding:
 
     #: Layers that the engine fuses, by what their parts are called in checkpoints.
     _PARTS = (("qkv_proj", "q_proj"), ("gate_up_proj", "gate_proj"))
+
+    @property
+    def online(self) -> bool:
+        return self.method.online
 
     def of(self, name: str) -> WeightMethod:
         if self.experts_alone and not name.endswith(".experts"):
@@ -731,7 +757,7 @@ def _compressed(question: Question, own: Mapping[str, object], itemsize: int) ->
             return Float4(itemsize, group if group > 0 else 32, 1, native=native)
         return NvFloat4(itemsize, group, 1, native=native and bool(inputs), inputs=bool(inputs), divisors=True)
     if kind == "int" and bits == 8 and first.get("input_activations"):
-        return Float8(itemsize, block=-1)  # int8 weights and inputs lie as 8-bit floats do
+        return Float8(itemsize, block=-1, integers=True)
     if kind == "int" and bits in (4, 8):
         hopper = device.compute_capability == _MACHETE_CARDS
         zeros = not weights.get("symmetric", True)

@@ -42,6 +42,8 @@ class ModelRunner(ABC):
     buffered: bool = True
     #: Whether the model returns states instead of tokens, and nothing is sampled.
     pools: bool = False
+    #: Whether such a model reads in both directions.
+    encodes: bool = False
     #: Whether the profile run samples once more with all that sampling may be asked for.
     samples_twice: bool = False
 
@@ -95,6 +97,8 @@ class V2(ModelRunner):
         if shape.position_rows:  # mm/rope.py, with a place more
             self.buffers("positions of M-RoPE", shape.position_rows * (tokens + 1) * 8)
         state_index(self.run, self.shape)
+        if self.encodes:  # a block table and slots that nobody reads (model_states/encoder_only.py)
+            self.buffers("attention metadata", self.batch.requests * 4, tokens * 8)
         if self.shape.own.last and not self.pools:
             self._sampling_buffers()
         balance(self.run, self.shape)

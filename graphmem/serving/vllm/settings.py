@@ -31,6 +31,9 @@ STATES = ("mamba2", "granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zam
 _FIRST_RUNNER_ONLY = ("medusa",)
 #: ``model_type`` of the engine's encoders of text, which read in both directions: whole texts, and nothing is kept.
 ENCODERS = ("bert", "modernbert", "roberta", "xlm-roberta")
+#: Decoders that read in both directions where their configuration says so (``attn_type``, config/model.py, and their
+#: files in model_executor/models).
+_BOTH_WAYS = ("gemma3_text", "llama", "qwen2", "qwen3")
 #: Ends of the names of classes that generate, and of those that pool.
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
 _POOLING = ("ForTextEncoding", "ForSequenceClassification", "ForTokenClassification", "ForRewardModeling", "Model")
@@ -181,13 +184,15 @@ def _pooling(question: Question, more: Arguments) -> Arguments:
     """A model whose class says that it pools does, where nothing else is asked (``_SUFFIX_TO_DEFAULTS``,
     config/model.py)."""
     config = question.model.config
-    if config.get("model_type") in ENCODERS:
-        return replace(more, pools=True, chunked_prefill=False, prefix_caching=False)
+    kind = config.get("model_type")
     given = {name.replace("-", "_") for name, _ in question.arguments}
     named = config.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
-    pools = name.endswith(_POOLING) and not name.endswith(_GENERATING)
-    return replace(more, pools=True) if pools and not given & {"runner", "task", "convert"} else more
+    pools = name.endswith(_POOLING) and not name.endswith(_GENERATING) and not given & {"runner", "task", "convert"}
+    both = kind in _BOTH_WAYS and (config.get("is_causal") is False or bool(config.get("use_bidirectional_attention")))
+    if kind in ENCODERS or (both and (pools or more.pools)):
+        return replace(more, pools=True, encodes=True, chunked_prefill=False, prefix_caching=False)
+    return replace(more, pools=pools or more.pools)
 
 
 def _check_followed(more: Arguments, runner: str) -> None:

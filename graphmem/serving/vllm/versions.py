@@ -79,6 +79,8 @@ PIXELS_ON_CARD, NEW_PIXELS_ON_CARD = (
 LARGEST_CARDS = Change((0, 28), "cards of 160 GiB serve batches of 16384 tokens")
 #: The same as :data:`SPLIT_WHILE_LOADING` around the profile run.
 SPLIT_WHILE_PROFILING = Change((0, 31), "the profile run is under max_split_size_mb:20")
+#: config/speculative.py, ``_maybe_override_draft_max_position_embeddings`` (vllm#48894).
+DRAFTS_AS_LONG = Change((0, 32), "rotary tables of EAGLE's drafts reach to the target's longest request")
 #: layers/rotary_embedding/mrope.py, ``mrope_positions_factor``: four times the positions for every model before.
 MROPE_BY_MODEL = Change((0, 32), "only Qwen2-VL's rotary tables are longer than the model's positions")
 #: config/vllm.py, ``use_v2_model_runner``: for whatever it can do; before, by :func:`has_second_runner`.

@@ -467,8 +467,9 @@ class Decoder(Family):
             return first, output, spare
         both = layer.mlp.gate_up_proj(tokens)
         run.free(normed)
-        acted = run.replacing(both, run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated"))
-        return first, run.replacing(acted, layer.mlp.down_proj.product(tokens)), []
+        acted = layer.mlp.activated(tokens)
+        run.free(both)
+        return first, run.replacing(*acted, layer.mlp.lowered(tokens)), []
 
     def _middle_piece(
         self,
@@ -519,8 +520,9 @@ class Decoder(Family):
                 normed = run.new(width, "normed")
                 run.free(first)
                 both = run.replacing(normed, layer.mlp.gate_up_proj(tokens))
-                acted = run.replacing(both, run.new(tokens * layer.mlp.width * self.shape.itemsize, "activated"))
-                output = run.replacing(acted, layer.mlp.down_proj.product(tokens))
+                acted = layer.mlp.activated(tokens)
+                run.free(both)
+                output = run.replacing(*acted, layer.mlp.lowered(tokens))
             run.free(attended, residual)
             return output
         with piece():

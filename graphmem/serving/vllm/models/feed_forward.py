@@ -19,6 +19,8 @@ class Style:
     ``makes_tied_head``: with tied embeddings the head is made first, and dropped. ``first_norm``: the first layer has
     one before attention (EAGLE's has none). ``adapts_tables``: adapters may change embeddings and the head (the class
     lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
+    ``quantises_activation``: the activation writes what the next product reads, where that has a kernel for it
+    (``maybe_fused_act_quant``, layers/fusion/fused_act_quant.py).
     """
 
     norm: str = "rms"
@@ -31,6 +33,7 @@ class Style:
     makes_tied_head: bool = True
     first_norm: bool = True
     adapts_tables: bool = True
+    quantises_activation: bool = False
 
 
 class FeedForward:
@@ -66,16 +69,29 @@ class FeedForward:
         """The output; the input is the caller's."""
         run = self.run
         both = self.gate_up_proj(tokens)
-        run.enter(f"{self.name}.act_fn")
-        acted = run.new(tokens * self.width * self.size, "activated")
+        acted = self.activated(tokens)
         if not self.style.holds_gate_up:
             run.free(both)
-        result = run.replacing(acted, self.down_proj(tokens))
+        result = run.replacing(*acted, self.down_proj(tokens, narrow=bool(self._narrow(tokens))))
         if self.gate is not None:
             result = self._gated(tokens, self.gate, result)
         if self.style.holds_gate_up:
             run.free(both)
         return result
+
+    def activated(self, tokens: int) -> list[Tensor]:
+        """What the activation writes."""
+        self.run.enter(f"{self.name}.act_fn")
+        sizes = self._narrow(tokens) or [tokens * self.width * self.size]
+        return [self.run.new(size, "activated") for size in sizes]
+
+    def lowered(self, tokens: int) -> Tensor:
+        """The last product, not yet reduced."""
+        return self.down_proj.product(tokens, narrow=bool(self._narrow(tokens)))
+
+    def _narrow(self, tokens: int) -> list[int]:
+        fused = self.style.quantises_activation and self.down_proj.slots is None
+        return self.down_proj.method.narrow_inputs(tokens, self.width) if fused else []
 
     def _gated(self, tokens: int, gate: Linear, result: Tensor) -> Tensor:
         """The product with a token's gate, which is made last."""

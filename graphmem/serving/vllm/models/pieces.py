@@ -235,7 +235,7 @@ class NarrowPieces(Pieces):
         """(what attention reads, its output, the residual)."""
         whole = self._output(layer.into)
         residual = self.run.new(self.width, "embedded")
-        self.run.free(self._narrow(layer.into), *self._scales())
+        self._multiplied(layer.into, self._narrow(layer.into), *self._scales())
         queries = self.tokens * self.plan.queries
         kept = [self.run.new(self.tokens * self.plan.keys, "turned keys"), whole]
         kept.append(self.run.new(queries, "turned queries"))
@@ -250,7 +250,7 @@ class NarrowPieces(Pieces):
         narrow = self._narrow(following.into)
         run.free(*[first] * bool(scales))
         whole = self._output(following.into)
-        run.free(narrow, *scales)
+        self._multiplied(following.into, narrow, *scales)
         keys = run.new(self.tokens * self.plan.keys, "turned keys")
         turned, spare = (normed[0], down) if normed else (down, first)
         kept = [keys, whole, self._taken([turned], queries, "turned queries")]
@@ -269,14 +269,19 @@ class NarrowPieces(Pieces):
         run = self.run
         first = self._output(layer.out)
         narrow, scales = self._narrow(layer.out), self._scales()
+        self._multiplied(layer.out)
         if layer.up.inputs != layer.out.inputs:
             narrow = run.replacing(narrow, self._narrow(layer.up))
         wide = self._output(layer.up)
-        run.free(narrow)
+        self._multiplied(layer.up, narrow)
         down = self._output(layer.down)
-        narrow = run.replacing(wide, self._narrow(layer.down))
-        run.free(narrow)
+        self._multiplied(layer.down, run.replacing(wide, self._narrow(layer.down)))
         return first, down, scales
+
+    def _multiplied(self, linear: Linear, *gone: Tensor) -> None:
+        """A product, whose input may be let go behind it."""
+        linear.method.share_sums(self.run, self.tokens, sum(linear.outputs))
+        self.run.free(*gone)
 
     def _output(self, linear: Linear) -> Tensor:
         self.run.enter(linear.name)
@@ -297,7 +302,7 @@ class RanksNarrowPieces(NarrowPieces):
         run, embedded = self.run, self.run.new(self.width, "embedded")
         whole = self._output(layer.into)
         residual = run.replacing(embedded, self._reduced())
-        run.free(self._narrow(layer.into), *self._scales())
+        self._multiplied(layer.into, self._narrow(layer.into), *self._scales())
         return *self._turned_apart(whole), residual
 
     def _between(self, layer: DenseLayer, following: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -308,7 +313,7 @@ class RanksNarrowPieces(NarrowPieces):
         narrow = self._narrow(following.into)
         run.free(second, *normed, first)
         whole = self._output(following.into)
-        run.free(narrow, *scales)
+        self._multiplied(following.into, narrow, *scales)
         return *self._turned_apart(whole), residual
 
     def _last(self, layer: DenseLayer) -> Tensor:
@@ -320,10 +325,10 @@ class RanksNarrowPieces(NarrowPieces):
         """(attention's sum over the ranks, the feed-forward layer's output, the scales)."""
         run, down = self.run, self._output(layer.out)
         narrow, scales = self._narrow(layer.out), self._scales()
-        run.free(narrow)
-        first, narrow = self._reduced(), self._narrow(layer.up)
-        wide = run.replacing(narrow, self._output(layer.up))
-        run.free(run.replacing(wide, self._narrow(layer.down)))
+        self._multiplied(layer.out, narrow)
+        first, narrow, wide = self._reduced(), self._narrow(layer.up), self._output(layer.up)
+        self._multiplied(layer.up, narrow)
+        self._multiplied(layer.down, run.replacing(wide, self._narrow(layer.down)))
         return first, down, scales
 
     def _reduced(self) -> Tensor:
