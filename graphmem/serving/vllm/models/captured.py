@@ -16,7 +16,8 @@ from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
 from graphmem.serving.vllm.models.mamba import Layer as StateLayer
-from graphmem.serving.vllm.models.pieces import Pieces, plan_of
+from graphmem.serving.vllm.models.narrow import pieces_of
+from graphmem.serving.vllm.models.pieces import plan_of
 from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
@@ -26,7 +27,7 @@ from graphmem.trace import Category
 #: of the head too (``embedding_modules``, model_executor/models). Transformers' code takes those of embeddings.
 ADAPTED = {
     "apertus": (True, True), "cohere": (True, False), "cohere2": (True, False), "exaone4": (True, True),
-    "glm4": (False, False), "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
+    "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
 }  # fmt: skip
 #: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
 _TABLES_FIRST = ("gpt_oss",)
@@ -44,7 +45,9 @@ class Table:
 
 
 class Captured(Family):
-    """The model."""
+    """The model. Embeddings may come from an encoder's buffer (``_given``)."""
+
+    _given: Tensor | None = None
 
     def __init__(self, run: Run, shape: Shape) -> None:
         assert shape.backend is not None
@@ -63,20 +66,20 @@ class Captured(Family):
         self._states: dict[str, StateLayer] = {}
         self._latents: dict[str, LatentAttention] = {}
         self._tables: dict[str, Embedding] = {}
+        self._scales: dict[int, AttentionScales] = {}
         left = [layer for layer in self.backend.layers if layer.kind == "left"]
         self._wide_table: Tensor | None = None
         for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
             if shape.rotary_dim and shape.kind in _TABLES_FIRST:
                 self._make_table(self._first_projections.get(layer.name))
             self._make(layer)
+            last = self._last_projections.get(layer.name)
             if shape.rotary_dim and shape.kind not in _TABLES_FIRST:
-                self._make_table(self._last_projections.get(layer.name))
-        self._scales = [
-            self._latents[name].scales
-            if name in self._latents
-            else AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
-            for name in self.backend.attention
-        ]
+                self._make_table(last)
+            if last is not None and self.backend.own_code:  # else behind the model
+                self._make_scales(last)
+        for at in range(len(self.backend.attention)):
+            self._make_scales(at)
         for layer in left:
             self._make(layer)
         if not self._tables:
@@ -114,6 +117,14 @@ class Captured(Family):
             kind = "rms" if layer.kind == "norm" else "gemma"
             self._norms[layer.name] = Norm(run, layer.name, layer.inputs, shape.itemsize, kind)
 
+    def _make_scales(self, at: int) -> None:
+        """Of the cache of this layer of attention."""
+        name, shape = self.backend.attention[at], self.shape
+        if name in self._latents:
+            self._scales[at] = self._latents[name].scales
+        elif at not in self._scales:
+            self._scales[at] = AttentionScales(self.run, f"{name}.attn", shape.linear, shape.itemsize)
+
     def _make_table(self, at: int | None) -> None:
         """The rotary table of this layer of attention, unless there is one like it."""
         run, shape = self.run, self.shape
@@ -132,10 +143,14 @@ class Captured(Family):
 
     def finish(self) -> None:
         linears = self._linears.values() if self.backend.own_code else self._fused_last()
-        layers: list[StateLayer] = [*linears, *self._latents.values(), *self._experts.values()]
+        for linear in linears:
+            linear.finish()
+            if (at := self._last_projections.get(linear.name)) is not None and self.backend.own_code:
+                self._scales[at].load()
+        layers: list[StateLayer] = [*self._latents.values(), *self._experts.values()]
         for layer in (*layers, *self._states.values()):
             layer.finish()
-        for scales in self._scales:
+        for scales in self._scales.values():
             scales.finish()
 
     def adapt(self, adapters: Adapters) -> list[Slots]:
@@ -156,6 +171,9 @@ class Captured(Family):
             of_module.setdefault(name.rpartition(".")[0], []).append(linear)
         return [one for own in of_module.values() for one in sorted(own, key=lambda each: len(each.outputs) > 1)]
 
+    def give(self, embeddings: Tensor) -> None:
+        self._given = embeddings
+
     def forward(self, tokens: int) -> Tensor:
         alive: dict[int, Tensor] = {}
         self._replay(self.backend.forward, tokens, alive)
@@ -164,8 +182,9 @@ class Captured(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
-        if self.plan is not None:
-            return Pieces(self.run, self.plan, tokens).whole(attend, piece, layers)
+        if self.plan is not None and self._given is None:
+            with self.run.as_compiled():
+                return pieces_of(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]
@@ -178,7 +197,7 @@ class Captured(Family):
 
     def _output(self, alive: dict[int, Tensor]) -> Tensor:
         output = alive.pop(self.backend.output)
-        self.run.free(*alive.values())
+        self.run.free(*(one for one in alive.values() if one is not self._given))
         return output
 
     def _replay(
@@ -188,7 +207,8 @@ class Captured(Family):
         run = self.run
         for one in happenings:
             if one.kind == "free":
-                run.free(alive.pop(one.storage))
+                gone = alive.pop(one.storage)
+                run.free(*[gone] * (gone is not self._given))
             elif one.kind == "returned":
                 alive[one.storage] = self._returned(one, tokens)
             elif one.kind == "cublas":
@@ -218,6 +238,8 @@ class Captured(Family):
         layer = self._experts.get(one.name) or self._states.get(one.name) or self._latents.get(one.name)
         if layer is not None:
             return layer(tokens)
+        if one.name in self._tables and self._given is not None:
+            return self._given
         if one.name in self._tables:
             return self._tables[one.name](tokens)
         norm, row = self._norms[one.name], one.token_bytes

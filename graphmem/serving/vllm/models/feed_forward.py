@@ -21,6 +21,7 @@ class Style:
     lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
     ``quantises_activation``: the activation writes what the next product reads, where that has a kernel for it
     (``maybe_fused_act_quant``, layers/fusion/fused_act_quant.py).
+    ``gated``: the feed-forward layer has a gate.
     """
 
     norm: str = "rms"
@@ -33,6 +34,7 @@ class Style:
     makes_tied_head: bool = True
     first_norm: bool = True
     adapts_tables: bool = True
+    gated: bool = True
     quantises_activation: bool = False
 
 
@@ -55,7 +57,9 @@ class FeedForward:
         self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
-        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)
+        self.gate_up_proj = Linear(
+            run, both, shape.hidden, [self.width] * (1 + style.gated), method, self.size, bias=bias
+        )
         self.down_proj = Linear(
             run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
         )  # fmt: skip
@@ -69,25 +73,17 @@ class FeedForward:
         """The output; the input is the caller's."""
         run = self.run
         both = self.gate_up_proj(tokens)
-        acted = self.activated(tokens)
+        run.enter(f"{self.name}.act_fn")
+        narrow = self._narrow(tokens)
+        acted = [run.new(size, "activated") for size in narrow or [tokens * self.width * self.size]]
         if not self.style.holds_gate_up:
             run.free(both)
-        result = run.replacing(*acted, self.down_proj(tokens, narrow=bool(self._narrow(tokens))))
+        result = run.replacing(*acted, self.down_proj(tokens, narrow=bool(narrow)))
         if self.gate is not None:
             result = self._gated(tokens, self.gate, result)
         if self.style.holds_gate_up:
             run.free(both)
         return result
-
-    def activated(self, tokens: int) -> list[Tensor]:
-        """What the activation writes."""
-        self.run.enter(f"{self.name}.act_fn")
-        sizes = self._narrow(tokens) or [tokens * self.width * self.size]
-        return [self.run.new(size, "activated") for size in sizes]
-
-    def lowered(self, tokens: int) -> Tensor:
-        """The last product, not yet reduced."""
-        return self.down_proj.product(tokens, narrow=bool(self._narrow(tokens)))
 
     def _narrow(self, tokens: int) -> list[int]:
         fused = self.style.quantises_activation and self.down_proj.slots is None
