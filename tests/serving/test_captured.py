@@ -41,6 +41,7 @@ LIKE = {
     "longcat-flash-1l": -8_388_608, "glm4.5-air-awq-tp2-a100": 8_388_608,
     # By transformers' code: experts alone are the engine's, and ids of all layers stay; learned positions.
     "hunyuan-a13b-2l": 1_835_008, "biogpt-large": 4_194_304, "nanochat-l4": 8_388_608,
+    "minimax-m2-fp8-tp4-ep-h200": 16_777_216,
     # Compiled: pieces of experts and of layer norms are taken as eager ones.
     "ms-marco-minilm-t4": 524_288, "olmo3-7b-l40s-cold": 66_560,
     "stablelm-compiled-cold": -69_206_016, "gpt-oss-20b-h100": -174_063_616,
