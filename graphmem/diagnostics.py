@@ -50,7 +50,7 @@ class Meaning:
 
 #: Names of causes of doubt, in the order of reports.
 OPERATORS, INSIDE, MOST = "operators not checked", "memory inside operators", "assumed to be the most"
-CUT_SHORT, VALUES, ASSUMPTIONS = "a program that failed", "values assumed", "assumptions"
+CUT_SHORT, VALUES, ASSUMPTIONS = "a run that ended early", "values assumed", "assumptions"
 NOT_SEEN = "batches and runs that were not followed"
 DIFFERING = "steps that differ"
 #: What removes such a doubt, where one thing does for all of its diagnostics.
@@ -122,6 +122,13 @@ class Code(Enum):
         "headline",
         Effect.MORE,
         "{ending}; it needs at least what it did until then, and whether it fits is not known",
+        CUT_SHORT,
+        any_size=True,
+    )
+    RUN_ENDS = Meaning(
+        "headline",
+        Effect.MORE,
+        "the run ends where it is refused memory; the figures are of what it took until then",
         CUT_SHORT,
         any_size=True,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from graphmem import reports
 from graphmem.base.figures import NO_DOUBTS, Doubts, Figure, Loads, parse_margin
 from graphmem.base.records import dataclass
-from graphmem.diagnostics import Code
+from graphmem.diagnostics import CUT_SHORT, Code
 from graphmem.diagnostics import Diagnostic as Diagnostic
 
 if TYPE_CHECKING:
@@ -387,6 +387,11 @@ class Estimate(reports.Answer):
     def failure(self) -> str:
         """Why the step fails on every card, whatever memory there is; empty where it does not."""
         return next((one.message for one in self.diagnostics if one.code is Code.STEP_FAILS), "")
+
+    @property
+    def ends_early(self) -> str:
+        """Why the figures are the least that it needs; empty where the run came to its end."""
+        return next((one.message for one in self.diagnostics if one.meaning.cause == CUT_SHORT), "")
 
     @property
     def card_assumed(self) -> bool:

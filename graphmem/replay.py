@@ -465,7 +465,7 @@ def _check_sum(trace: Trace) -> None:
         elif event.kind == EventKind.FREE:
             alive -= trace.storages[event.subject].bytes
         if alive > MAX_STORAGE_BYTES:
-            raise TraceError(f"event {position}: more than 2^63 - 1 bytes are alive together, more than any memory")
+            raise TraceError(f"more than 2^63 - 1 bytes are alive together, more than any memory (event {position})")
 
 
 def _peak(values: npt.NDArray[np.int64]) -> int:

@@ -573,7 +573,10 @@ def validate(trace: Trace) -> None:
 
 def _check_storages(trace: Trace) -> None:
     for index, storage in enumerate(trace.storages):
-        if not 0 <= storage.bytes <= MAX_STORAGE_BYTES:
+        if storage.bytes > MAX_STORAGE_BYTES:
+            what = f" ({storage.label})" if storage.label else ""
+            raise TraceError(f"storage {index}{what} has more than 2^63 - 1 bytes, more than any memory")
+        if storage.bytes < 0:
             raise TraceError(f"storage {index} has {storage.bytes} bytes; accepted: 0 to {MAX_STORAGE_BYTES}")
         if storage.stream < 0:
             raise TraceError(f"storage {index} names the stream {storage.stream}; accepted: 0 or more")

@@ -15,11 +15,11 @@ from graphmem.units import MIB
 
 #: Granularity of cudaMalloc and of cuMemCreate (``cuMemGetAllocationGranularity``) on every NVIDIA card since Pascal.
 PAGE_BYTES = 2 * MIB
-#: Where the model starts handing out addresses: arbitrary, kept under 2**53 so that JavaScript viewers read it exactly.
+#: Where the model starts handing out addresses: arbitrary. Multiples of 512 bytes up to 2**62 are exact in JavaScript.
 MALLOC_BASE = 0x2000_0000_0000
-VIRTUAL_BASE = 0x3000_0000_0000
-#: Address space behind one base; far above any card.
-SPAN_BYTES = 8 << 40
+#: Address space behind it, so that a step too large for any card still has its figures.
+SPAN_BYTES = 1 << 60
+VIRTUAL_BASE = MALLOC_BASE + SPAN_BYTES
 
 
 class AddressPolicy(Protocol):

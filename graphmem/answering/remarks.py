@@ -13,7 +13,7 @@ from graphmem.base.figures import Figure
 from graphmem.base.versions import beyond_known, other_compiler, version_notes, workspace_variables
 from graphmem.devices import DEFAULT_DEVICE, Device
 from graphmem.diagnostics import Code, Diagnostic, counted
-from graphmem.estimate import no_card_named
+from graphmem.estimate import Refusals, no_card_named
 from graphmem.labels import WORKSPACES_OF_CUDNN
 from graphmem.replay import Replay
 from graphmem.run import Run
@@ -55,6 +55,13 @@ def diagnostics(question: Question, run: Run, taken: Taken) -> Iterator[Diagnost
             yield Code.PROGRAM_LEFT.about(ending=run.ending.words())
         yield from run.cudnn.refused() if run.cudnn is not None else ()
     yield from taken.diagnostics
+
+
+def of_end(run: Run, runs: Runs, refusals: Refusals | None) -> Iterator[Diagnostic]:
+    """On a run that memory ended, if nothing else is known to have ended it."""
+    gave_up = refusals is not None and not refusals.went_on
+    if (gave_up or runs.main.out_of_memory is not None) and not (run.ending is not None and run.ending.failed):
+        yield Code.RUN_ENDS.about()
 
 
 def details(question: Question, run: Run, replay: Replay) -> dict[str, Any]:

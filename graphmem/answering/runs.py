@@ -44,6 +44,8 @@ Made = TypeVar("Made")
 Progress = Callable[[str], None]
 
 _OWN_STEP = "custom step function"
+#: Sources of models whose own code looks at no other process.
+_OF_ONE_PROCESS = ("hf", "timm", "torchvision", "zoo")
 #: Frameworks of models whose inputs were bound when they were read.
 _OF_ONE_SIZE = ("ONNX", "Keras")
 
@@ -307,6 +309,12 @@ def record(
 
 def _check_options(question: Question, loaded: OnnxModel | TorchModel) -> None:
     """Raises :class:`UsageError` for options that are not for such a model."""
+    step, kind = question.step, str(question.model).partition(":")[0]
+    if isinstance(step, Training) and (step.world_size or 1) > 1 and kind in _OF_ONE_PROCESS and not step.shares_out:
+        raise UsageError(
+            f"{loaded.name}: a world_size of {step.world_size} alone changes nothing; say too how the processes share "
+            "the step (ddp, fsdp, zero, tp, pp), or leave it out"
+        )
     torch_model = loaded if isinstance(loaded, TorchModel) else None
     if question.sizes.weights is not None and not (torch_model and torch_model.quantizes):
         raise UsageError(

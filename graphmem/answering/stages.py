@@ -281,11 +281,11 @@ def _replayed(
     context = (*question.setting.device.outside(loads), *taken.outside)
     setting = holding(question.setting, sum(figure.bytes for figure in context))
     runs = playing.run(trace, setting)
-    known = tuple(remarks.diagnostics(question, run, taken))
+    refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
+    known = (*remarks.diagnostics(question, run, taken), *remarks.of_end(run, runs, refusals))
     assumptions = (*remarks.device_notes(question, context), *remarks.assumptions(question, run, taken))
     details: Mapping[str, Any] = {**remarks.details(question, run, runs.main), **runs.details}
     diagnostics: Sequence[Diagnostic] = (*known, *remarks.of_replay(run, trace, runs))
-    refusals = refusals_of(trace, runs.main) if run.recorded is None else None  # whose program is not asked again
     finds = [] if taken.findings is None else [partial(taken.findings, options)]
     served = runtime.take(run.with_room.trace).trace if run.with_room is not None else trace
     is_refused = refusals is None and runs.limited is not None and not fits_card(runs, setting.device)

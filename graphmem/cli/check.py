@@ -69,7 +69,9 @@ def check_command(names: tuple[str, ...], checked: Checked, form: Format, output
       model = "train.py:build"
       batch = 8
       amp = "bf16"
-      budget = "20GiB"
+      optimizer = "sgd"
+      optimizer-args = { momentum = 0.9 }
+      budget = "20GiB"              # training = false is inference
 
     A watch fails where it does not fit its card, exceeds its budget, has grown, or its step fails. --update writes the
     lock file. Exit codes: 0 all pass, 1 error or a wrong value, 2 options that cannot be read, 3 where one fails.
@@ -103,6 +105,10 @@ def read_project(path: Path, names: tuple[str, ...] = ()) -> Project:
     if unknown is not None:
         raise UsageError(f"{path} has no watch {unknown!r}; it has {', '.join(table['watch'])}")
     shared = {name: value for name, value in table.items() if name not in _OWN}
+    try:
+        settings_in(shared, (*_OWN, "budget"))
+    except UsageError as error:
+        raise UsageError(f"{path}, [tool.graphmem]: {error}") from None
     watches = tuple(
         _watch(path, name, one, shared) for name, one in table["watch"].items() if not names or name in names
     )
@@ -122,7 +128,9 @@ def _watch(path: Path, name: str, table: object, shared: dict[str, Any]) -> Watc
     settings = {**shared, **table}
     model, budget = settings.pop("model"), settings.pop("budget", None)
     try:
-        return Watch(name, model, settings_in(settings), None if budget is None else parse_size(str(budget)))
+        return Watch(
+            name, model, settings_in(settings, ("model", "budget")), None if budget is None else parse_size(str(budget))
+        )
     except UsageError as error:
         raise UsageError(f"{path}, watch {name!r}: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 
 TYPE_CHECKING = False  # that of ``typing``, which takes longer to import than the rest of this file
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ class Terminated(BaseException):
 def ending_in_order() -> Iterator[None]:
     """While it lasts a signal is an exception, so that folders for temporary files are removed; before and after there
     are none, and it ends the program at once."""
-    before = handle(_raise)
+    before, hook = handle(_raise), sys.unraisablehook
+    sys.unraisablehook = lambda unheard: _send_again(unheard, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -54,6 +57,25 @@ def _raise(number: int, _: object) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise Terminated(number)
+
+
+#: Seconds until a signal is sent again.
+_SOON = 0.01
+
+
+def _send_again(unheard: sys.UnraisableHookArgs, hook: Callable[[sys.UnraisableHookArgs], object]) -> None:
+    """A signal whose exception nobody could hear, as in the callback of a weak reference, is sent once more; all else
+    goes to the ``hook``."""
+    error = unheard.exc_value
+    if not isinstance(error, (Terminated, KeyboardInterrupt)):
+        hook(unheard)
+        return
+    import threading
+
+    number = error.code - 128 if isinstance(error, Terminated) else signal.SIGINT
+    again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def end(number: int, _: object) -> None:

@@ -226,7 +226,7 @@ def _value(field: Field[object], option: Option, given: Given) -> object:
         return None
     texts = cast("Iterable[str]", value)
     if option.keyed:
-        return dict(map(parse_optimizer_arg, texts)).get(field.name)
+        return _by_name(option, map(parse_optimizer_arg, texts)).get(field.name)
     if option.read is None:
         return value
     if not option.repeated:
@@ -235,7 +235,19 @@ def _value(field: Field[object], option: Option, given: Given) -> object:
         except ValueError as error:  # a word where a number stands
             raise click.BadParameter(str(error)) from None
     found = tuple(map(option.read, texts))
-    return dict(cast("Iterable[tuple[str, object]]", found)) if str(field.type).startswith("Mapping") else found
+    is_named = str(field.type).startswith("Mapping") or field.name == "optimizer_args"
+    named = _by_name(option, cast("Iterable[tuple[str, object]]", found)) if is_named else {}
+    return named if str(field.type).startswith("Mapping") else found
+
+
+def _by_name(option: Option, pairs: Iterable[tuple[str, Object]]) -> dict[str, Object]:
+    """The values by name. Raises :class:`UsageError` for a name that has two."""
+    found: dict[str, Object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UsageError(f"{option.flags[0]} {name} is given more than once; give it once")
+        found[name] = value
+    return found
 
 
 def _part(kind: type, given: Given) -> object:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import click
 
-from graphmem.cli import elsewhere
+from graphmem.cli import elsewhere, once
 from graphmem.cli.endings import ENDINGS, OWN_PROCESS, Terminated, ending_in_order
 from graphmem.errors import GraphmemError, ShapeError, one_line
 from graphmem.plugins import Kind
@@ -138,6 +138,15 @@ class Commands(click.Group):
         else:
             raise click.UsageError(f"no command and no option {name!r}; see graphmem --help", ctx)
         ctx.exit()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; an option that takes one value is given once."""
+        name, command, words = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            once.check(click.Context(command, ctx, name, **command.context_settings), words)
+        return name, command, words
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command is for; those of other packages say it themselves."""

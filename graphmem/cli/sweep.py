@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from graphmem.errors import UsageError
 from graphmem.reports import Format
 from graphmem.training import amp_named, dtype_named
 from graphmem.training.data_parallel import DataParallel
+from graphmem.training.optimizers import freeze
 from graphmem.training.sharding import FullyShard
 from graphmem.workers import Workers
 
@@ -31,8 +33,8 @@ class Settings:
         (),
         "Values of an option: batch, seq-len, gpu, dtype, amp, optimizer, grad-accum, checkpoint-activations "
         "(on,off), zero-grad, zero-grad-at, loop, last-batch, compile (on, off or a mode), ddp, fsdp and tp "
-        "(processes or off), alloc-conf (divided by ';'), runtime, iterations, or dim:NAME. Of numbers also ranges, "
-        "1..64 or 128..4096:128. Repeatable.",
+        "(processes or off), alloc-conf (divided by ';'), runtime, iterations, training (on,off), or dim:NAME. Of "
+        "numbers also ranges, 1..64 or 128..4096:128. Repeatable.",
         metavar="NAME=V1,V2,...",
         repeated=True,
     )
@@ -86,6 +88,12 @@ def _processes(make: Callable[[int], object]) -> Callable[[str], object]:
     return read
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint at the name that was meant; empty where none is near."""
+    close = difflib.get_close_matches(name.replace("_", "-"), list(names), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def _compile_mode(text: str) -> object:
     return {"off": None, "on": "default"}.get(text, text)
 
@@ -111,6 +119,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "alloc-conf": ("alloc_conf", str),
     "runtime": ("runtime", str),
     "iterations": ("iterations", _count),
+    "training": ("training", _switch),
 }
 
 
@@ -120,14 +129,27 @@ def reader_of(name: str) -> tuple[str, Callable[[str], object]]:
         return name, _count
     found = _READERS.get(name.replace("_", "-"))
     if found is None:
-        raise UsageError(f"no {name!r}; accepted: {', '.join(_READERS)}, dim:NAME")
+        raise UsageError(f"no {name!r}{nearest(name, _READERS)}; accepted: {', '.join(_READERS)}, dim:NAME")
     return found
 
 
-def settings_in(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a table of a TOML file, by their names in the library. Raises :class:`UsageError`."""
-    found = {}
+#: A key of tables alone, whose value is a table of its own.
+_ARGUMENTS = "optimizer-args"
+
+
+def settings_in(table: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a table of a TOML file, which has ``others`` besides, by their names in the library. Raises
+    :class:`UsageError`."""
+    found: dict[str, Any] = {}
+    keys = (*others, *_READERS, _ARGUMENTS)
     for name, value in table.items():
+        if name.replace("_", "-") not in keys and not name.startswith("dim:"):
+            raise UsageError(f"no {name!r}{nearest(name, keys)}; accepted: {', '.join(keys)}, dim:NAME")
+        if name.replace("_", "-") == _ARGUMENTS:
+            if not isinstance(value, dict):
+                raise UsageError(f"{name} is a table, as {{ momentum = 0.9 }}, not {value!r}")
+            found["optimizer_args"] = tuple((key, freeze(one)) for key, one in value.items())
+            continue
         known, read = reader_of(name)
         found[known] = read(("on" if value else "off") if isinstance(value, bool) else str(value))
     return found

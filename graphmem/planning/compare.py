@@ -8,7 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from graphmem.base.addresses import refuse_address
 from graphmem.base.documents import fits, read_json
+from graphmem.diagnostics import CUT_SHORT, MEANINGS
 from graphmem.errors import SourceError
 from graphmem.estimate import LEVELS, SCHEMA, Estimate, Fit
 from graphmem.planning.grown import grown
@@ -20,6 +22,8 @@ from graphmem.units import format_bytes
 _ABOUT = ("model", "step", "runtime", "allocator", "gpu")
 _UNITS = {"before": "bytes", "after": "bytes", "change": "change"}
 _FIGURES = tuple(Column(name, unit, bars=True) for name, unit in _UNITS.items())
+#: Codes of what ended a run early.
+_CUT_SHORT = {code.name.lower() for code, meaning in MEANINGS.items() if meaning.cause == CUT_SHORT}
 _COLUMNS = (Column(name="part"), *_FIGURES)
 
 #: Modules and lines that changed most, on a screen; and with details.
@@ -63,6 +67,7 @@ def compare(before: Estimate | str | PathLike[str], after: Estimate | str | Path
             "before": {name: first[name] for name in _ABOUT},
             "after": {name: second[name] for name in _ABOUT},
             "fits": {"before": _fits(first), "after": _fits(second)},
+            "ended_early": {"before": _ended_early(first), "after": _ended_early(second)},
             "card": _card(first, second),
             "peak": {name: _change(first["peak"], second["peak"], f"{name}_bytes") for name in LEVELS},
             "breakdown": {
@@ -76,7 +81,7 @@ def compare(before: Estimate | str | PathLike[str], after: Estimate | str | Path
 
 def _document(compared: Mapping[str, Any], most: int) -> Document:
     """Before, after and change of every level and of its parts, and of ``most`` modules and source lines."""
-    before, after, fits = (compared[name] for name in ("before", "after", "fits"))
+    before, after, fits, ends = (compared[name] for name in ("before", "after", "fits", "ended_early"))
     about = [(name, _changed(before[name], after[name])) for name in _ABOUT]
     if any(fits.values()):
         about.append(("fits", _changed(*(fits[when] or "no card" for when in ("before", "after")))))
@@ -86,8 +91,9 @@ def _document(compared: Mapping[str, Any], most: int) -> Document:
         for name, row in compared["breakdown"].items()
         if row["before"] or row["after"]
     ]
+    least = [f"The run {when} ended early: its figures are the least." for when in ends if ends[when]]
     sections = (
-        section("", Text([_growth(compared)], _tone(fits["after"]))),
+        section("", Text([_growth(compared), *least], _tone(fits["after"]))),
         section("", Facts(about)),
         section("Peak memory", Table(_COLUMNS, peaks)),
         section("What it is made of at the peak", _side_by_side(compared), Table(_COLUMNS, parts)),
@@ -147,6 +153,7 @@ def _read(name: str) -> dict[str, Any]:
     try:
         document = read_json(Path(name))
     except (OSError, ValueError) as error:
+        refuse_address(name)
         raise SourceError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise SourceError(f"{name} is no report; write one with: graphmem analyze MODEL --format json -o {name}")
@@ -193,6 +200,12 @@ def _fits(report: dict[str, Any]) -> str | None:
     except (KeyError, TypeError):
         raise SourceError("a report's verdict is damaged; write it again with graphmem analyze --format json") from None
     return f"{verdict}, {chance_words}" if chance_words else verdict
+
+
+def _ended_early(report: dict[str, Any]) -> bool:
+    """Whether the figures are the least, as the run had not come to its end."""
+    found = report.get("diagnostics", ())
+    return isinstance(found, list) and any(isinstance(one, dict) and one.get("code") in _CUT_SHORT for one in found)
 
 
 def _change(first: dict[str, int], second: dict[str, int], key: str) -> dict[str, int]:

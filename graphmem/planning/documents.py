@@ -219,7 +219,7 @@ def of_sweep(rows: Rows) -> Document:
         if len(shown) < _MOST_ROWS:
             levels = "---" if figures["error"] else [figures[level] for level in LEVELS[1:]]
             shown.append((*settings, *levels, "error" if figures["error"] else figures["on_card"]))
-        why = figures["error"] or (row.estimate.failure if row.estimate is not None else "")
+        why = figures["error"] or (row.estimate.failure or row.estimate.ends_early if row.estimate is not None else "")
         if why and len(errors) < _MOST_ROWS:
             errors.append(f"{' '.join(words.values())}: {why}")
     counted = {name for name in names if all(_is_number(row.words[name]) for row in rows)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphmem.answering.runs import Progress, silent
+from graphmem.base.addresses import refuse_address
 from graphmem.base.documents import open_file, read_bounded, text_of
 from graphmem.base.spellings import also_named
 from graphmem.devices import Device, device_named
@@ -74,6 +75,7 @@ def read_file(path: Path, device: int | None) -> Trace | Recording:
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
+        refuse_address(str(path))
         raise SourceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return trace_of(recording) if recording.death is None else recording
 

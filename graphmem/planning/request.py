@@ -46,6 +46,9 @@ class Request:
         """The same with other settings: keywords of ``analyze``, fields of the step, or ``dim:NAME`` for a symbolic
         dimension. Raises :class:`UsageError` for a name that is none of them."""
         options = dict(self.options)
+        if "training" in changes:  # whose fields the others change
+            options["training"] = changes.pop("training")
+            return Request(self.model, self.example_inputs, options).changed(**changes)
         step = self.step
         known = [one.name for one in fields(step)]
         of_step: dict[str, Any] = {}
@@ -58,7 +61,9 @@ class Request:
             elif name in known:
                 of_step[name] = value
             else:
-                raise UsageError(f"nothing is called {name!r}; accepted: {', '.join((*SETTINGS, *known))}, dim:NAME")
+                raise UsageError(
+                    f"nothing is called {name!r}; accepted: {', '.join((*SETTINGS, 'training', *known))}, dim:NAME"
+                )
         options["training"] = replace(step, **of_step) if of_step else step
         return Request(self.model, self.example_inputs, options)
 

@@ -183,8 +183,7 @@ def verdict(estimate: Estimate) -> Sequence[str]:
     taken = f", of which others hold {format_bytes(fit.others_bytes)}" if fit.others_bytes else ""
     card = f"the card has {format_bytes(fit.capacity_bytes)}{taken}"
     need, spare = format_bytes(fit.device_bytes), format_bytes(abs(fit.margin_bytes))
-    is_least = fit.gave_up or dead is not None or bool((estimate.details.get("program") or {}).get("code"))
-    need = f"at least {need}" if is_least else need
+    need = f"at least {need}" if estimate.ends_early else need
     lines = []
     if fit.needs_cache_flush:
         free = format_bytes(fit.unlimited_bytes)
@@ -281,7 +280,7 @@ def _refused(refusals: Refusals) -> str:
     times = "once," if refusals.count == 1 else f"{refusals.count} times, first"
     what = f"refused memory {times} {format_bytes(refusals.first_bytes)} for {refusals.place}"
     if not refusals.went_on:
-        return f"It is {what}, and gives up. The tables are of what it did on this card."
+        return f"It is {what}, and gives up."
     later = f"with {format_bytes(refusals.later_bytes)} there" if refusals.later_bytes else "without"
     return f"DOES NOT FIT as it begins: {what}; it went on {later}."
 

@@ -227,7 +227,8 @@ DOCUMENTS: Mapping[str, dict[str, Any]] = {
         "rows": [{"settings": {"*": "any"}, "estimate": "#estimate|null", "error": "text|null", "figures?": "any"}],
     },
     "comparison": {
-        "before": "any", "after": "any", "fits": {"before": "text|null", "after": "text|null"},
+        "before": "any", "after": "any", "ended_early": {"before": "flag", "after": "flag"},
+        "fits": {"before": "text|null", "after": "text|null"},
         "card?": ({"gpu": "text", "bytes": "whole"}, "null"), "peak": dict.fromkeys(_NAMES, _CHANGE),
         "breakdown": {"*": _CHANGE},
         "modules?": ({"*": _CHANGE}, "null"), "lines?": ({"*": _CHANGE}, "null"),

@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 
 from graphmem.base.dependencies import CannotTell, Watch
 from graphmem.devices import Device
-from graphmem.errors import GraphmemError
 
 _COUNTERS = {
     "allocated": "allocated_bytes.all.current", "reserved": "reserved_bytes.all.current",
@@ -91,29 +90,29 @@ def main() -> None:
     # Engines look for garbage at every stage, among a million objects of their modules and of the model, which stay.
     # Put aside from the beginning on, they are not given back by the capture either.
     gc.freeze()
-    watched, found = Watched(), dict[str, Any]()
 
     def step() -> None:
+        """The process ends with the start: what an analysis makes of a step is not asked for, and the engine's own end
+        asks for a card."""
+        watched, found = Watched(), dict[str, Any]()
         try:
             found.update(engine.start(asked, watched))
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {error}"
         found.update(engine.figures(watched), stages=watched.stages)
+        watching.close()
+        with suppress(CannotTell):
+            found["dependencies"] = watch.written()
+        out.write_text(json.dumps(found), encoding="utf-8")
+        sys.stdout.flush()
+        os._exit(0)
 
-    with watch.on():
+    with ExitStack() as watching:
+        watching.enter_context(watch.on())
         from graphmem import Training, analyze
 
         training = Training(world_size=asked.processes, rank=asked.rank) if asked.processes > 1 else None
-        try:
-            analyze(step, training=training, device=asked.device, alloc_conf=asked.alloc_conf or None)
-        except GraphmemError:  # an engine that ended early, with nothing on the card, has said why
-            if "error" not in found:
-                raise
-    with suppress(CannotTell):
-        found["dependencies"] = watch.written()
-    out.write_text(json.dumps(found), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # the engine's own end asks for a card
+        analyze(step, training=training, device=asked.device, alloc_conf=asked.alloc_conf or None)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.base.addresses import refuse_address
 from graphmem.errors import SourceError, UsageError
 from graphmem.graph.asked import Asked
 from graphmem.sources.base import OnnxModel, Sizes, TorchModel, require_torch
@@ -63,6 +64,7 @@ def load(
         text = os.fspath(model)
         if not text.strip():
             raise SourceError(f"no model given; {_FORMS}")
+        refuse_address(text)
         if max(len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")) > _LONGEST_NAME:
             raise SourceError(f"{text[:60]!r}... is too long to be the name of a file or model")
         if _suffix(text) == ".onnx":

@@ -408,6 +408,11 @@ class Training:
         return self.ddp or self.fsdp or self.zero
 
     @property
+    def shares_out(self) -> bool:
+        """Whether several processes share the step."""
+        return self.wrapper is not None or self.pp is not None or bool(self.tp or self.ep)
+
+    @property
     def casts_itself(self) -> bool:
         """True if the wrapper makes parameters of the lower precision, in place of autocast."""
         return self.fsdp is not None or self.zero is not None

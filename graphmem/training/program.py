@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+from graphmem.base.addresses import refuse_address
 from graphmem.base.records import public_value
 from graphmem.errors import UsageError
 
@@ -89,6 +90,7 @@ class Program:
         except OSError as error:
             raise UsageError(f"{self.target}: {error.strerror}") from None
         if not found:
+            refuse_address(self.target)
             raise UsageError(f"{self.target} does not exist; for a module, write graphmem run -m package.module")
         if path.is_dir() and not (path / "__main__.py").is_file():
             raise UsageError(f"{self.target} is a directory without a __main__.py; name the file that is to run")

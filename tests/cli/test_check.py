@@ -142,3 +142,36 @@ def test_hook_and_template_call_the_same_command() -> None:
     script = " ".join(job["graphmem-check"]["script"])
     assert "graphmem check --config" in script
     assert all(f"inputs.{name} " in str(job) for name in head["spec"]["inputs"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("bacth = 4", "watch 'one': no 'bacth' (did you mean batch?); accepted: model, budget, batch, seq-len"),
+        ("budjet = '1GiB'", "no 'budjet' (did you mean budget?)"),
+        ("optimizer-args = 'momentum=0.9'", "optimizer-args is a table, as { momentum = 0.9 }, not 'momentum=0.9'"),
+    ],
+)
+def test_a_key_that_there_is_not_names_the_one_that_was_meant(project: Path, line: str, said: str) -> None:
+    (project / "pyproject.toml").write_text(f"[tool.graphmem.watch.one]\nmodel = 'train.py:build'\n{line}\n")
+    found = check()
+    assert found.exit_code == 1
+    assert said in found.stderr
+
+
+def test_a_key_of_all_watches_is_read_before_any_is_analysed(project: Path) -> None:
+    (project / "pyproject.toml").write_text(
+        "[tool.graphmem]\ngrowht = '2%'\n[tool.graphmem.watch.one]\nmodel = 'a.py:b'\n"
+    )
+    assert "[tool.graphmem]: no 'growht' (did you mean growth?); accepted: watch, lock, growth" in check().stderr
+
+
+def test_a_watch_may_be_inference_and_give_the_optimizer_arguments(project: Path) -> None:
+    watch = "[tool.graphmem.watch.{}]\nmodel = 'train.py:build'\n{}\n"
+    rows = {"infers": "training = false", "plain": "optimizer = 'sgd'"}
+    rows["momentum"] = f"{rows['plain']}\noptimizer-args = {{ momentum = 0.9 }}"
+    (project / "pyproject.toml").write_text("".join(watch.format(name, lines) for name, lines in rows.items()))
+    found = check("--format", "json")
+    steps = {row["name"]: row["estimate"] for row in json.loads(found.stdout)["rows"]}
+    assert steps["infers"]["step"].startswith("inference")
+    assert steps["momentum"]["breakdown"]["OPTIMIZER_STATE"] > steps["plain"]["breakdown"]["OPTIMIZER_STATE"]

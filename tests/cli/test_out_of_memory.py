@@ -135,6 +135,7 @@ def test_who_searches_upwards_and_gives_up_needs_at_least_what_was_refused(tmp_p
     assert fits["verdict"] == "no"
     assert not fits["refusals"]["went_on"]
     assert fits["device_bytes"] >= fits["refusals"]["needed_bytes"]
+    assert report["certainty"]["levels"]["allocated"]["most_bytes"] is None  # it is the least
     assert fits["margin_bytes"] < 0
 
 

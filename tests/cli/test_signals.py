@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import onnx
@@ -15,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import graphmem
-from graphmem.cli.endings import ENDINGS, ending_in_order
+from graphmem.cli.endings import ENDINGS, Terminated, ending_in_order
 from tests.support import platforms
 
 #: Stands for a long call of onnxruntime: it waits in C until the file ``reached`` lies there, and longer.
@@ -146,3 +147,27 @@ def test_a_public_name_is_found_whatever_was_imported_before(name: str) -> None:
     if name in ("analyze", "Plan", "Estimate"):  # one of each kind in a process of its own
         subprocess.run([sys.executable, "-c", script], check=True)
     assert getattr(importlib.import_module(f"graphmem.{place}"), name) is getattr(graphmem, name)
+
+
+def test_a_signal_in_the_callback_of_a_weak_reference_is_heard_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    class Storage:
+        pass
+
+    died: list[int] = []
+    storage = Storage()
+
+    def dies(_: object) -> None:
+        died.append(1)
+        signal.raise_signal(signal.SIGTERM)
+
+    reference = weakref.ref(storage, dies)
+
+    def end_it() -> None:
+        nonlocal storage
+        del storage
+        time.sleep(5)
+
+    with pytest.raises(Terminated), ending_in_order():
+        end_it()
+    assert (reference(), died) == (None, [1])
+    assert capfd.readouterr().err == ""

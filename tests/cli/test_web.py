@@ -109,11 +109,18 @@ def test_the_report_of_an_answer_is_a_page_that_reaches_nothing(server: str, sen
         ("replay", {"snapshot": "file:../../etc/passwd"}, "there is no file"),
         ("analyze", {"model": "zoo:gpt2", "optimizer": "os:system"}, "is a name here"),
         ("sweep", {"model": "zoo:gpt2", "vary": ["optimizer=os:system,adamw"]}, "is a name here"),
-        ("analyze", {"model": "zoo:gpt2", "cudnn": "/tmp/libcudnn.so"}, "Extra inputs are not permitted"),
-        ("analyze", {"model": "zoo:gpt2", "output": "/tmp/x"}, "Extra inputs are not permitted"),
-        ("analyze", {"model": "zoo:gpt2", "batch": "many"}, "valid integer"),
+        (
+            "analyze",
+            {"model": "zoo:gpt2", "cudnn": "/tmp/libcudnn.so"},
+            "no option 'cudnn'; did you mean cuda?; /docs lists",
+        ),
+        ("analyze", {"model": "zoo:gpt2", "output": "/tmp/x"}, "no option 'output'; /docs lists"),
+        ("analyze", {"model": "zoo:gpt2", "batch": "many"}, 'batch is a whole number, not "many"'),
         ("analyze", {"model": "zoo:" + "a" * 400}, "at most 300 characters"),
-        ("analyze", {}, "Field required"),
+        ("analyze", {}, "model is missing; give it"),
+        ("analyze", {"model": "zoo:gpt2", "bach": 4}, "no option 'bach'; did you mean batch?"),
+        ("analyze", {"model": "zoo:gpt2", "batch": None, "training": "yes and no"}, "training is true or false, not"),
+        ("analyze", {"model": "zoo:gpt2", "gpu": ["T4"]}, 'gpu is text, not ["T4"]'),
     ],
 )
 def test_code_paths_and_what_is_not_known_are_refused(
@@ -121,6 +128,25 @@ def test_code_paths_and_what_is_not_known_are_refused(
 ) -> None:
     found = ask(server, command, **question)
     assert found.status_code == 422
+    assert words in found.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "words"),
+    [
+        ("POST", "/v1/analyze", '{"model": ', 422, 'is no JSON (Expecting value at character 10); send {"model"'),
+        ("POST", "/v1/analyze", "[1]", 422, "the question is no JSON object; send"),
+        ("POST", "/v1/analyze", '{"model": "zoo:gpt2", "gpu": "T4", "gpu": "L4"}', 422, "gpu is given more than once"),
+        ("POST", "/v1/analyse", "{}", 404, "there is no /v1/analyse; did you mean /v1/analyze?; see /docs"),
+        ("GET", "/v1/nothing", None, 404, "there is no /v1/nothing"),
+        ("GET", "/v1/analyze", None, 405, "/v1/analyze takes POST, not GET; see /docs"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    server: str, method: str, path: str, body: str | None, status: int, words: str
+) -> None:
+    found = httpx.request(method, f"{server}{path}", content=body, headers={"Content-Type": "application/json"})
+    assert found.status_code == status
     assert words in found.json()["error"]
 
 

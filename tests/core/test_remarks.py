@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 
 
 def _convolution(batch: int) -> tuple[Any, Any]:
-    """Weights of some petabytes, as those of a ViT whose ``num_channels`` is mistyped."""
-    channels = 10**12
-    return torch.nn.Conv2d(channels, 64, 16, stride=16), torch.empty(batch, channels, 224, 224)
+    """Weights of an exbibyte, which PyTorch's allocator refuses at once, as those of a ViT whose
+    ``num_channels`` is mistyped."""
+    channels = 2 * 10**13
+    return torch.nn.Conv2d(channels, 64, 16, stride=16), torch.empty(batch, channels, 16, 16)
 
 
 @pytest.mark.parametrize("training", [True, False])

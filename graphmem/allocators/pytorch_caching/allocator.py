@@ -577,10 +577,10 @@ class PyTorchCachingAllocator(PoolInterface):
         free = self.driver.free_bytes()
         return free if self._allowed is None else min(free, self._allowed - self.reserved_bytes)
 
-    def add_expandable_segment(self, free_set: FreeSet) -> ExpandableSegment:
-        """Reserve the address range of a new expandable segment for this stream and pool."""
+    def add_expandable_segment(self, free_set: FreeSet, wanted: int = 0) -> ExpandableSegment:
+        """Reserve the address range of a new expandable segment for this stream and pool, with room for ``wanted``."""
         page = SMALL_SEGMENT_BYTES if free_set.is_small else self.conf.large_segment_size_bytes
-        segment = ExpandableSegment(self, free_set, page)
+        segment = ExpandableSegment(self, free_set, page, wanted)
         self._expandable_segments.append(segment)
         return segment
 

@@ -72,7 +72,7 @@ UNMAPPED = 3  # address space of an expandable segment with no memory behind it
 GONE = 4  # merged into a neighbour; only a stale handle can still point here
 
 #: Bits of a block's ``order`` that hold its address.
-ADDRESS_BITS = 56
+ADDRESS_BITS = 62
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 #: Bits of ``order``: the address, and above it the serial number of the segment (torch 2.13 on), or of the block
 #: (2.12, where upstream's front part of a split is the new one, and a merged block is the one that was freed); else 0.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from graphmem.allocators.cuda_driver import SPAN_BYTES
 from graphmem.allocators.pytorch_caching.blocks import FREE, UNMAPPED, Block, FreeSet
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ UNKNOWN_CARD_BYTES = 1 << 44
 class ExpandableSegment:
     """A reserved address range. ``head`` is its first block; mapped and unmapped blocks tile the whole range."""
 
-    def __init__(self, allocator: PyTorchCachingAllocator, free_set: FreeSet, page_bytes: int) -> None:
+    def __init__(self, allocator: PyTorchCachingAllocator, free_set: FreeSet, page_bytes: int, wanted: int = 0) -> None:
         self.page_bytes = page_bytes
-        self.size = segment_bytes(allocator.driver.capacity_bytes, page_bytes)
+        self.size = segment_bytes(allocator.driver.capacity_bytes, page_bytes, wanted)
         self.address = allocator.driver.reserve_address(self.size)
         order = allocator.order_of_new_segment(self.address)
         self.head = Block(order, self.size, free_set, UNMAPPED, None, None, self)
@@ -38,9 +39,11 @@ class ExpandableSegment:
             block = block.next
 
 
-def segment_bytes(card_bytes: int | None, page_bytes: int) -> int:
-    """Bytes of the address range of a segment with such pages, on a card with so much memory."""
-    room = UNKNOWN_CARD_BYTES if card_bytes is None else card_bytes + card_bytes // 8
+def segment_bytes(card_bytes: int | None, page_bytes: int, wanted: int = 0) -> int:
+    """Bytes of the address range of a segment with such pages, on a card with so much memory; where that is not known,
+    of at least the bytes ``wanted``."""
+    unknown = UNKNOWN_CARD_BYTES if wanted <= UNKNOWN_CARD_BYTES else max(wanted, SPAN_BYTES >> 4)
+    room = unknown if card_bytes is None else card_bytes + card_bytes // 8
     return -(-room // page_bytes) * page_bytes
 
 
@@ -74,7 +77,7 @@ def find_expandable_block(allocator: PyTorchCachingAllocator, free_set: FreeSet,
         start = before if before is not None and before.state == FREE else unmapped
         if _has_available_address_space(start, rounded):
             return start
-    segment = allocator.add_expandable_segment(free_set)
+    segment = allocator.add_expandable_segment(free_set, rounded)
     free_set.insert_unmapped(segment.head)
     return segment.head
 

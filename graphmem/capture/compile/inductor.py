@@ -23,6 +23,8 @@ from graphmem.base import versions
 from graphmem.base.files import own_compiler_folder
 from graphmem.capture.compile.functional import patch_functional_tensors
 from graphmem.capture.compile.graph_trees import GraphTrees
+from graphmem.capture.device.fake_results import view_of
+from graphmem.capture.device.pretend_device import cards
 from graphmem.capture.patches import Patches, constant
 from graphmem.capture.record.recorder import Recorder
 from graphmem.capture.torch_internals import FakeTensor, FakeTensorMode, TorchDispatchMode, disable_current_modes
@@ -32,6 +34,8 @@ from graphmem.torch_names import private
 
 _LOST = "torch.compile cannot be followed"
 _Function = Callable[..., object]
+#: The function itself: ``torch.empty_strided`` is replaced in captures, for devices that programs name.
+_EMPTY: Callable[..., torch.Tensor] = torch.empty_strided
 
 #: Before, the compiler refuses inputs that are fake tensors of another mode than its own.
 _CLONES_INPUTS_SINCE = (2, 11)
@@ -195,6 +199,9 @@ def _patch_triton(patches: Patches) -> None:
         if name.startswith("torch._inductor.") and callable(vars(module).get("has_triton")):
             patches.set(module, "has_triton", constant(True))
     patches.replace("torch.utils._triton.triton_hash_with_backend", _LOST, lambda: "")
+    # By which compiled code is found again: a digest of all of Triton's files, as on a machine without a card.
+    cache = private("torch._inductor.codecache.CacheBase", "compiling takes half a second more", None)
+    patches.where_found([cache], {"get_system": staticmethod(constant({"hash": ""}))})
     codegen = private("torch._inductor.codegen.wrapper.PythonWrapperCodegen", _LOST)
 
     def header(self: Any) -> None:
@@ -240,8 +247,8 @@ def _patch_kernels(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_buffers(patches: Patches) -> None:
     functions: dict[str, Callable[..., object]] = {
-        "_empty_strided_cuda": _empty_on("cuda"),
-        "_empty_strided_cpu": _empty_on("cpu"),
+        "_empty_strided_cuda": _empty_on(cards().own),
+        "_empty_strided_cpu": _empty_on(torch.device("cpu")),
         "_reinterpret_tensor": _reinterpret,
         "assert_size_stride": constant(None),
         "assert_alignment": constant(None),
@@ -263,15 +270,19 @@ def _under_modes(original: Callable[..., object], *args: object) -> object:
         return original(*args)
 
 
-def _empty_on(device: str) -> Callable[..., torch.Tensor]:
+def _empty_on(device: torch.device) -> Callable[..., torch.Tensor]:
     def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return _EMPTY(size, stride, dtype=dtype, device=device)
 
     return empty
 
 
 def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
-    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+    """No operator: the function makes a tensor of the storage, without the dispatcher."""
+    offset += tensor.storage_offset()
+    if type(tensor) is FakeTensor and not torch.is_grad_enabled():
+        return view_of(tensor, tuple(size), tuple(stride), offset)
+    return torch.as_strided(tensor, size, stride, offset)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

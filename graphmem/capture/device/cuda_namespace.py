@@ -22,6 +22,7 @@ from graphmem.capture.device.watched_imports import bitsandbytes_without_card
 from graphmem.capture.patches import Patches, constant
 from graphmem.capture.torch_internals import FakeTensor, compute_elementwise_output_strides
 from graphmem.capture.values import generators
+from graphmem.capture.values.callers import user_line
 from graphmem.capture.values.known_values import KnownValues
 from graphmem.devices import Device
 from graphmem.errors import CaptureError
@@ -231,8 +232,8 @@ def check_device(device: object) -> None:
     index = device.index if isinstance(device, torch.device) else device
     if isinstance(index, int) and index >= 0 and index != (own := cards().own.index):
         raise CaptureError(
-            f"cuda:{index} is asked for, and an analysis follows one card, cuda:{own}; analyse each card's part on its "
-            "own"
+            f"{user_line() or 'the step'}: cuda:{index} is asked for, and an analysis follows one card, cuda:{own}, "
+            "however many a program sees (--cards); analyse each card's part on its own"
         )
 
 

@@ -268,6 +268,15 @@ def _follow(recipe: _Recipe, mode: FakeTensorMode, args: Sequence[Any], kwargs: 
     return kwargs[recipe.position] if isinstance(recipe.position, str) else args[recipe.position]
 
 
+def view_of(tensor: FakeTensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A tensor that shows the storage of another one, of the same dispatch keys, without an operator."""
+    is_ordinary = torch.is_inference_mode_enabled() and not tensor.is_inference()
+    is_on_card = tensor.fake_device.type == "cuda"
+    recipe = _Made(shape, stride, tensor.dtype, is_on_card, 0, offset, is_ordinary)
+    view: torch.Tensor = _follow(recipe, tensor.fake_mode, (tensor,), {})
+    return view
+
+
 def _make(recipe: _Made, mode: FakeTensorMode, args: Sequence[Any]) -> torch.Tensor:
     with _below_modes():
         made = _EMPTY(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)

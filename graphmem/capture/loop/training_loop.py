@@ -61,6 +61,15 @@ def _tensors_of_batch(batch: Batch) -> Iterator[torch.Tensor]:
     yield from tensors_in(getattr(batch.loss, "targets", None))
 
 
+def _loss_of(output: Any, loss: Callable[..., Any] | None) -> Any:
+    """The loss of an output. An error in it has it as its ``place``, as the module that ran last is none of it."""
+    try:
+        return default_loss(output) if loss is None else loss(output)
+    except Exception as error:
+        error.place = "the loss"  # type: ignore[attr-defined]
+        raise
+
+
 class TrainingLoop:
     """The variables of a loop written by hand. Each lives until it is assigned again."""
 
@@ -168,7 +177,7 @@ class TrainingLoop:
             if self._both is not None:
                 self._both.output_assigned()
             self._note_output(self.output)
-            made = loss(self.output) if loss is not None else default_loss(self.output)
+            made = _loss_of(self.output, loss)
             self._drop_output(made)
             self.loss = made
             if self._both is not None:

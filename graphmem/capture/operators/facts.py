@@ -177,6 +177,8 @@ class OperatorFacts:
         """
         if self.is_modelled or self.is_view or self.remark is not None or not proven(self.name):
             return frozenset()
+        if not any("Tensor" in str(argument.type) for argument in self.func._schema.arguments):
+            return frozenset()
         if torch.Tag.pointwise in getattr(self.func, "tags", ()) or self.name.startswith("aten._foreach_"):
             return frozenset()
         return LAYOUTS - proven_layouts(self.name)

@@ -54,6 +54,7 @@ _KEYS: Any = private("torch._C.DispatchKey", "operators written in Python are no
 _ADD = _aten.add.Tensor
 _TO_COPY = _aten._to_copy.default
 _PIN_MEMORY = _aten._pin_memory.default
+_EMPTY_STRIDED = _aten.empty_strided.default
 _ITEM = _aten._local_scalar_dense.default
 _NONZERO = _aten.nonzero.default
 _IS_SET_TO = _aten.is_set_to.default
@@ -85,7 +86,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.recorder = recorder
         self._routes: dict[Any, Route] = {}
-        self._results = FakeResults()
+        self.results = FakeResults()
         self.without_body: set[OpOverload] = set()  # whose body in Python ended in an error
         self.in_decomposition = False  # what runs now stands in place of a kernel, below autograd
 
@@ -160,7 +161,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def run(self, call: OperatorCall) -> object:
         """The result of the operator, of fake tensors."""
-        return self._results.run(call.func, call.args, call.kwargs)
+        return self.results.run(call.func, call.args, call.kwargs)
 
     def go_on_as(self, func: OpOverload, call: OperatorCall) -> object:
         """Answer a call that is in the trace as one of another operator, with the memory of the one that is there."""
@@ -269,7 +270,8 @@ def _of_others(mode: RecordingMode, call: OperatorCall) -> object:
     that of a tensor that may be given back (what a CUDA graph has written)."""
     other: Any = call.args[0]
     with mode.recorder.paused():
-        out = torch.empty_strided(other.shape, other.stride(), dtype=other.dtype, device=cards().own)
+        named = {"dtype": other.dtype, "device": cards().own}
+        out = mode.results.run(_EMPTY_STRIDED, (other.shape, other.stride()), named)
     mode.recorder.storages.see(out, place=Place.PINNED)
     return out
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphmem.base.textbook import Sharded
+from graphmem.capture.device.pretend_device import device_of
 from graphmem.capture.kernels.parts.known import is_exact, layout_of
 from graphmem.capture.kernels.parts.script import Card
 from graphmem.capture.ports import DeviceMemory
@@ -119,7 +120,7 @@ class Recorder:
     def current_source(self) -> str:
         """The source line, module or name of the operator that ran last; for error messages."""
         operator = self.builder.operators[self.storages.operator]
-        return operator.source or operator.module or operator.name
+        return operator.source or (f"module {operator.module}" if operator.module else operator.name)
 
     def allocator_event(self, name: str) -> None:
         """The step synchronised the device (``synchronize``) or emptied the cache (``empty_cache``)."""
@@ -277,4 +278,4 @@ def _layout_remark(call: OperatorCall) -> Diagnostic | None:
 def _names_device(kwargs: dict[str, object]) -> bool:
     """True if something is made on the device, of no tensors."""
     device = kwargs.get("device")
-    return device is not None and torch.device(device).type == "cuda"
+    return device is not None and device_of(device).type == "cuda"

@@ -79,6 +79,11 @@ _EXPLAINED: tuple[tuple[str, ...], ...] = (
         "have it take them one by one: foreach=False (--optimizer-arg foreach=False)",
         "refused",
     ),
+    (
+        r"Storage size calculation overflowed with sizes=(?P<sizes>\[[\d, ]*\])",
+        "a tensor of sizes {sizes} has more than 2^63 - 1 bytes, more than any memory; make a size smaller",
+        "refused",
+    ),
     (r"Legacy CUDA profiling", "torch.profiler finds no device; leave it out of the analysed step"),
     (
         r"not compiled with CUDA|without ATen_cuda|not linked with support for cuda|no NVIDIA driver",

@@ -326,7 +326,7 @@ def readable_errors(recorder: Recorder) -> Iterator[None]:
     except Exception as error:
         if torch_names.explained(error) is not None:
             raise
-        where = raised_at(error) or recorder.current_source()
+        where = raised_at(error) or getattr(error, "place", "") or recorder.current_source()
         if speaks_of_memory(error) and recorder.storages.refusals:
             raise ProgramOutOfMemory(f"{where}: {said(error).partition(' GPU 0 has')[0]}") from error
         known = explained(error)

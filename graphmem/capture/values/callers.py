@@ -42,18 +42,21 @@ _HIDDEN = (
 )
 #: graphmem's own loop: what is called from here, and not from the user's code, has no line of the user's.
 _OWN_LOOP = tuple(os.path.join(_CAPTURE, *name) for name in (("loop", "step.py"), ("session", "session.py")))
-_shown: dict[CodeType, str | None] = {}
+#: A file's name for people by the identity of a code object, which is kept with it: the hash of one is of all its code.
+_shown: dict[int, tuple[CodeType, str | None]] = {}
 
 
 def user_line() -> str:
     """``file:line`` of the innermost frame that is the user's or a model library's; "" if none. For every operator that
-    is recorded: where in the program it is called."""
-    frame: FrameType | None = sys._getframe(2)
+    is recorded: where in the program it is called. The next three frames are the recorder's."""
+    frame: FrameType | None = sys._getframe(4)
     while frame is not None:
         code = frame.f_code
-        shown = _shown.get(code, "?")
-        if shown == "?":
-            shown = _shown[code] = None if code.co_filename.startswith(_OWN_LOOP) else _shorten(code.co_filename)
+        known = _shown.get(id(code))
+        if known is None:
+            is_loop = code.co_filename.startswith(_OWN_LOOP)
+            known = _shown[id(code)] = code, None if is_loop else _shorten(code.co_filename)
+        shown = known[1]
         if shown is None:
             return ""
         if shown:

@@ -39,7 +39,9 @@ def computable(values: KnownValues, func: Any, args: Any, kwargs: Any) -> bool:
         is_on_device = isinstance(first, FakeTensor) and first.fake_device.type == "cuda"
         return not is_on_device and values.runs_for_real(func, args, kwargs)
     device = kwargs.get("device")
-    if device is not None and (torch.device(device).type != "cpu" or device == NOWHERE):
+    if device is not None and not isinstance(device, torch.device):
+        device = torch.device(device)
+    if device is not None and (device.type != "cpu" or device == NOWHERE):
         return False
     if func in _SHAPED:
         return len(args[0]) == 0

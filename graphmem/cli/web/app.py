@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
 import logging
 import secrets
@@ -16,20 +17,22 @@ import shlex
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.exceptions import HTTPException
 
 from graphmem import __version__
 from graphmem.cli.web.jobs import Busy, Job, Jobs, Limits, beats
 from graphmem.cli.web.patience import WholeQuestions
-from graphmem.cli.web.questions import ASKED, question_model, words_of
+from graphmem.cli.web.questions import ASKED, check_once, question_model, words_of, wrong
 from graphmem.errors import UsageError
 from graphmem.reports.document import clean
 
@@ -63,6 +66,7 @@ def create_app(limits: Limits | None = None, *, a_minute: int = 120) -> FastAPI:
     app.add_middleware(WholeQuestions, most_bytes=_QUESTION, apart=_FILES)
     app.middleware("http")(_around(app, _Rate(a_minute)))
     app.add_exception_handler(RequestValidationError, _not_read)
+    app.add_exception_handler(HTTPException, _not_there)
     for command in ASKED:
         _add_question(app, command)
     _add_files(app, limits)
@@ -91,6 +95,7 @@ def _add_question(app: FastAPI, command: str) -> None:
 
     async def ask(question: model, request: Request, wait: float = _WAIT) -> Response:  # type: ignore[valid-type]
         jobs: Jobs = request.app.state.jobs
+        check_once(await request.body())
         words = words_of(command, question.model_dump(exclude_none=True), jobs.file)  # type: ignore[attr-defined]
         try:
             job, was_there = jobs.ask(words)
@@ -109,10 +114,33 @@ def _add_question(app: FastAPI, command: str) -> None:
     app.post(f"/v1/{command}", responses=about, summary=f"graphmem {command}", tags=["questions"])(ask)
 
 
-async def _not_read(_: Request, error: Exception) -> Response:
+async def _not_read(request: Request, error: Exception) -> Response:
     """What is wrong with a question, as one line."""
     assert isinstance(error, RequestValidationError)
-    return _refused(422, "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()))
+    return _refused(422, "; ".join(wrong(one, request.url.path.rpartition("/")[2]) for one in error.errors()))
+
+
+async def _not_there(request: Request, error: Exception) -> Response:
+    """A path that there is not, or a method that it has not: one line too."""
+    assert isinstance(error, HTTPException)
+    path, methods = request.url.path, {one for route in request.app.routes for one in _methods(route, request.url.path)}
+    if methods and request.method not in methods:
+        allowed = ", ".join(sorted(methods))
+        return _refused(405, f"{path} takes {allowed}, not {request.method}; see /docs", {"Allow": allowed})
+    if error.status_code in (404, 405):
+        return _refused(404, f"there is no {path}{_near(request)}; see /docs for all paths, and / for a page")
+    return _refused(error.status_code, str(error.detail))
+
+
+def _methods(route: object, path: str) -> Collection[str]:
+    is_it = isinstance(route, APIRoute) and route.path_regex.match(path)
+    return (route.methods or ()) if isinstance(route, APIRoute) and is_it else ()
+
+
+def _near(request: Request) -> str:
+    paths = [route.path for route in request.app.routes if isinstance(route, APIRoute)]
+    close = difflib.get_close_matches(request.url.path, paths, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _answer(job: Job) -> Response:

@@ -7,6 +7,8 @@ a file of the machine or imports code; files are those that were uploaded, as ``
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -90,6 +92,49 @@ def _type(parameter: click.Parameter) -> Any:
     if isinstance(parameter.type, click.types.FloatParamType):
         return float | None
     return str | int | float | None
+
+
+#: pydantic's kinds of errors -> what the value should be.
+_WANTED = {
+    "int": "a whole number", "float": "a number", "string": "text", "bool": "true or false", "list": "a list of texts",
+    "model": "a JSON object", "dict": "a JSON object",
+}  # fmt: skip
+_EXAMPLE = 'send {"model": "zoo:gpt2", "gpu": "T4"} as application/json'
+
+
+def wrong(error: Mapping[str, Any], command: str) -> str:
+    """One of pydantic's errors about a question of a command, in words: what, where, and what to do."""
+    kind, place = str(error["type"]), [str(part) for part in error["loc"][1:] if part not in _TYPES]
+    name = ".".join(place)
+    if kind == "json_invalid":
+        return f"the question is no JSON ({error['ctx']['error']} at character {error['loc'][-1]}); {_EXAMPLE}"
+    if not name:
+        return f"the question is no JSON object; {_EXAMPLE}"
+    if kind == "missing":
+        return f"{name} is missing; give it: see /docs"
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(name.replace("-", "_"), parameters_of(command), n=1)
+        return f"no option {name!r}{f'; did you mean {close[0]}?' if close else ''}; /docs lists those that there are"
+    wanted = next((words for start, words in _WANTED.items() if kind.startswith(start)), "")
+    if kind == "string_too_long" or not wanted:
+        return f"{name}: {error['msg']}; see /docs"
+    return f"{name} is {wanted}, not {json.dumps(error['input'])[:80]}"
+
+
+#: Parts of pydantic's places that are types of a field of several, and no names.
+_TYPES = ("str", "int", "float", "bool", "list[str]")
+
+
+def check_once(body: bytes) -> None:
+    """Raise :class:`UsageError` for an option that a question gives twice, of which JSON would take the last."""
+
+    def read(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{twice} is given more than once; give it once")
+
+    json.loads(body, object_pairs_hook=read)
 
 
 def words_of(command: str, values: Mapping[str, Any], uploaded: Uploaded) -> list[str]:

@@ -69,8 +69,8 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
     for kernel in turns if apart else (*turns, together):
         _time(run, (kernel,))
     run.empty_cache()
-    plan = model.narrow_plan()
-    if plan is not None and run.tp > 1:
+    plan = model.plan()
+    if plan is not None and plan.scales is not None and run.tp > 1:
         rotations = turns[::-1] if apart else (together,)
         for piece in _narrow_pieces(run, shape, plan, rotations):
             _time(run, piece)

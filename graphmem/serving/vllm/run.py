@@ -163,6 +163,13 @@ class Run:
         self.free(*held)
         return made
 
+    @contextmanager
+    def as_compiled(self) -> Iterator[None]:
+        """What runs is a model as torch.compile made it."""
+        self.compiled = True
+        yield
+        self.compiled = False
+
     def narrowed(self, values: int) -> list[Tensor]:
         """Queries of so many values in eight bits, where attention takes them so."""
         return [self.new(values, "queries in eight bits")] if self.narrow_queries else []

@@ -41,6 +41,9 @@ def _leave_out_warm_up(worker: Any) -> None:
     executor = import_module("vllm.v1.executor.abstract").Executor
     if hasattr(executor, "compile_or_warm_up_model"):
         executor.compile_or_warm_up_model = lambda _: None
+    core: Any = sys.modules.get("vllm.v1.engine.core")
+    if hasattr(core, "freeze_gc_heap"):  # the last thing of all: a look through a million objects, put aside afterwards
+        core.freeze_gc_heap = lambda: None
     times = getattr(import_module("vllm.v1.worker.worker_base"), "CompilationTimes", None)
     worker.compile_or_warm_up_model = lambda _: 0.0 if times is None else times(0.0, 0.0)
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.support.addresses import HighestHole, NeverReused
 POLICIES: dict[str, Callable[[int], AddressPolicy]] = {
     "firstfit": LowestHole,
     "bump": NeverReused,
-    "down": HighestHole,
+    "down": partial(HighestHole, span=8 << 40),  # the stub driver's
 }
 VIRTUAL_BASE = 1 << 50
 OOM, NOTHING = -1, -2

@@ -22,6 +22,8 @@ from graphmem.capture.kernels.parts.layout import Strided, iteration_order
 from graphmem.capture.kernels.parts.script import Card, Script
 
 _MAX_INT32 = 2**31 - 1
+#: Bytes that no card holds.
+_NO_CARDS = 2**39
 _WARP = 32
 _MIN_VALUES_PER_THREAD = 16
 _MAX_VALUES_PER_THREAD = 256
@@ -93,20 +95,24 @@ class _Iteration:
             size for size, stride in zip(self.shape, self.output_stride, strict=True) if stride or not size
         )
 
+    def extent(self) -> int:
+        """The number of the last byte that an operand reaches, or of the elements."""
+        spans = (sum((n - 1) * s for n, s in zip(self.shape, strides, strict=True)) for strides in self.strides)
+        return max(self.numel(), 1 + max(spans))
+
     def uses_32bit_indexing(self) -> bool:
-        if self.numel() > _MAX_INT32:
-            return False
-        extents = (sum((n - 1) * s for n, s in zip(self.shape, strides, strict=True)) for strides in self.strides)
-        return all(1 + extent <= _MAX_INT32 for extent in extents)
+        return self.extent() <= _MAX_INT32
 
     def pieces(self) -> Iterator[_Iteration]:
-        """The parts that 32-bit indices reach, in the order they are launched: first halves first."""
+        """The parts that 32-bit indices reach, in the order they are launched: first halves first. Of a tensor that
+        no card holds only the larger halves: all are alike, and each gives back what it takes."""
         if self.uses_32bit_indexing():
             yield self
             return
         dim = self._dim_to_split()
         half = self.shape[dim] // 2
-        for start, size in ((0, half), (half, self.shape[dim] - half)):
+        halves = ((0, half), (half, self.shape[dim] - half))
+        for start, size in halves[self.extent() > _NO_CARDS :]:
             shape = [*self.shape[:dim], size, *self.shape[dim + 1 :]]
             yield from _Iteration(shape, self.strides, self.input_offset + start * self.input_stride[dim]).pieces()
 

@@ -16,7 +16,8 @@ from graphmem.serving.vllm.models.decoder import Norm
 from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
 from graphmem.serving.vllm.models.mamba import Layer as StateLayer
-from graphmem.serving.vllm.models.pieces import Pieces, plan_of
+from graphmem.serving.vllm.models.narrow import pieces_of
+from graphmem.serving.vllm.models.pieces import plan_of
 from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
@@ -63,20 +64,20 @@ class Captured(Family):
         self._states: dict[str, StateLayer] = {}
         self._latents: dict[str, LatentAttention] = {}
         self._tables: dict[str, Embedding] = {}
+        self._scales: dict[int, AttentionScales] = {}
         left = [layer for layer in self.backend.layers if layer.kind == "left"]
         self._wide_table: Tensor | None = None
         for layer in self.backend.layers[: len(self.backend.layers) - len(left)]:
             if shape.rotary_dim and shape.kind in _TABLES_FIRST:
                 self._make_table(self._first_projections.get(layer.name))
             self._make(layer)
+            last = self._last_projections.get(layer.name)
             if shape.rotary_dim and shape.kind not in _TABLES_FIRST:
-                self._make_table(self._last_projections.get(layer.name))
-        self._scales = [
-            self._latents[name].scales
-            if name in self._latents
-            else AttentionScales(run, f"{name}.attn", shape.linear, shape.itemsize)
-            for name in self.backend.attention
-        ]
+                self._make_table(last)
+            if last is not None and self.backend.own_code:  # else behind the model
+                self._make_scales(last)
+        for at in range(len(self.backend.attention)):
+            self._make_scales(at)
         for layer in left:
             self._make(layer)
         if not self._tables:
@@ -114,6 +115,14 @@ class Captured(Family):
             kind = "rms" if layer.kind == "norm" else "gemma"
             self._norms[layer.name] = Norm(run, layer.name, layer.inputs, shape.itemsize, kind)
 
+    def _make_scales(self, at: int) -> None:
+        """Of the cache of this layer of attention."""
+        name, shape = self.backend.attention[at], self.shape
+        if name in self._latents:
+            self._scales[at] = self._latents[name].scales
+        elif at not in self._scales:
+            self._scales[at] = AttentionScales(self.run, f"{name}.attn", shape.linear, shape.itemsize)
+
     def _make_table(self, at: int | None) -> None:
         """The rotary table of this layer of attention, unless there is one like it."""
         run, shape = self.run, self.shape
@@ -132,10 +141,14 @@ class Captured(Family):
 
     def finish(self) -> None:
         linears = self._linears.values() if self.backend.own_code else self._fused_last()
-        layers: list[StateLayer] = [*linears, *self._latents.values(), *self._experts.values()]
+        for linear in linears:
+            linear.finish()
+            if (at := self._last_projections.get(linear.name)) is not None and self.backend.own_code:
+                self._scales[at].load()
+        layers: list[StateLayer] = [*self._latents.values(), *self._experts.values()]
         for layer in (*layers, *self._states.values()):
             layer.finish()
-        for scales in self._scales:
+        for scales in self._scales.values():
             scales.finish()
 
     def adapt(self, adapters: Adapters) -> list[Slots]:
@@ -165,7 +178,8 @@ class Captured(Family):
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
         if self.plan is not None:
-            return Pieces(self.run, self.plan, tokens).whole(attend, piece, layers)
+            with self.run.as_compiled():
+                return pieces_of(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]

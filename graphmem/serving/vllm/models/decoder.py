@@ -6,7 +6,6 @@ in few places, each a field of :class:`Style`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -27,7 +26,10 @@ from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.feed_forward import FeedForward as FeedForward
 from graphmem.serving.vllm.models.feed_forward import Style as Style
 from graphmem.serving.vllm.models.latent import LatentAttention
-from graphmem.serving.vllm.models.pieces import DenseLayer, NarrowPieces, Plan, RanksNarrowPieces, Residual
+from graphmem.serving.vllm.models.narrow import pieces_of
+from graphmem.serving.vllm.models.pieces import Layer as Planned
+from graphmem.serving.vllm.models.pieces import Plan, Residual, scales_of
+from graphmem.serving.vllm.models.summed import Ends
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.trace import Category
 
@@ -249,7 +251,6 @@ class Decoder(Family):
         self.taps: tuple[int, ...] = ()
         self.tapped: list[Tensor] = []
         self._sent: Tensor | None = None
-        self._means: list[Tensor] = []
 
     def mixing(self, name: str, index: int) -> Mixing:
         """The part of the layer before its feed-forward layer."""
@@ -363,176 +364,47 @@ class Decoder(Family):
             self.run.free(self._sent)
 
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
-        """The pieces that torch.compile makes between calls of attention, with the buffers that Inductor's plan leaves.
-
-        Norms are fused with their sums. A dead buffer is taken again for one of its size, unless that would raise the
-        piece's peak (``MemoryPlanningLine.should_reuse_buffer``, torch/_inductor/codegen/wrapper.py): rotated queries
-        take the normed input's, the attention's output the feed-forward layer's.
-        """
-        if self.shape.latent is not None or self.shape.state is not None:
+        """The pieces that torch.compile makes between calls of attention, with the buffers that Inductor's plan
+        leaves."""
+        plan = self.plan()
+        if plan is None:
             with piece():
                 return self._forward(tokens, self.layers if layers is None else self.layers[:layers])
-        self.run.compiled = True
-        if (plan := self.narrow_plan()) is not None:
-            pieces = RanksNarrowPieces if self.run.tp > 1 else NarrowPieces
-            result = pieces(self.run, plan, tokens).whole(attend, piece, layers)
-            self.run.compiled = False
-            return result
-        attended, residual = self._first_piece(tokens, attend, piece)
-        chosen = self.layers if layers is None else self.layers[:layers]
-        for pair in itertools.pairwise(chosen):
-            attended, residual = self._middle_piece(pair, tokens, attended, residual, attend, piece)
-        result = self._last_piece(chosen[-1], tokens, attended, residual, piece)
-        self.run.compiled = False
+        stage = self.shape.own
+        slots = self.embedding.slots if stage.first else None
+        ends = Ends(
+            self._given, self._received is not None, not stage.last, 0 if slots is None else slots.row_bytes
+        )  # fmt: skip
+        with self.run.as_compiled():
+            pieces = pieces_of(self.run, plan, tokens, ends)
+            result = pieces.whole(attend, piece, layers)
+        self._sent = pieces.sent
         return result
 
-    def narrow_plan(self) -> Plan | None:
-        """The plan of a dense decoder whose kernels write what products read in eight bits."""
-        stage, shape, style = self.shape.own, self.shape, self.style
-        alone = stage.first and stage.last and self._given is None
-        if not alone or style.norm != "rms" or shape.position_rows or shape.rope_short or self.embedding.slots:
+    def plan(self) -> Plan | None:
+        """What is followed in pieces; None where torch.compile's are not known."""
+        shape, size, first = self.shape, self.shape.itemsize, self.layers[0].attention
+        if shape.latent is not None or shape.state is not None:
             return None
-        found = []
-        for layer in self.layers:
-            attention, mlp = layer.attention, layer.mlp
-            if not isinstance(attention, Attention) or not isinstance(mlp, FeedForward):
-                return None
-            found.append(DenseLayer(attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj, gated=True))
-        scales = {one.method.scales_of_rows() for each in found for one in (each.into, each.out, each.up, each.down)}
-        size, own = shape.itemsize, self._attention()
-        if len(scales) != 1 or None in scales:
-            return None
-        return Plan(Residual.BY_NORMS, tuple(found), shape.hidden * size, own.q * size, own.kv * size, scales.pop())
+        found = [self._planned(layer) for layer in self.layers]
+        assert isinstance(first, Attention)
+        half = shape.rotary_dim // 2 * size  # cosines and sines of every token, put together of its positions
+        return Plan(
+            Residual.BY_NORMS, tuple(found), shape.hidden * size, first.q * size, first.kv * size,
+            scales_of(found) if self._is_alone() else None, positions=(half, half) if shape.position_rows else (),
+            norms_behind=self.style.post_norms,
+        )  # fmt: skip
 
-    def _first_piece(self, tokens: int, attend: Attend, piece: Piece) -> tuple[Tensor, Tensor]:
-        """Buffers of (attention output, residual) in the first layer."""
-        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
-        with piece():
-            if self._received is not None:  # the sum of what came, and its norm
-                residual, normed = run.new(width, "residual"), run.new(width, "normed")
-            elif self._given is not None:
-                residual, normed = self._given, run.new(width, "normed")
-            else:
-                normed = run.new(width, "embedded")
-                if self.embedding.slots is not None:
-                    run.temporary(tokens * self.embedding.slots.row_bytes)
-                residual = run.new(width, "embedded and reduced") if run.tp > 1 else normed
-                if run.tp == 1:
-                    normed = run.new(width, "normed")
-            qkv, kept = self._projected(self.layers[0], tokens, normed)
-            attended = run.new(self._attended_bytes(tokens), "attention output")
-        attend(tokens)
-        run.free(*kept[:1], qkv, *kept[1:])
-        return attended, residual
+    def _planned(self, layer: Layer) -> Planned:
+        own, fed = layer.attention, layer.mlp
+        assert isinstance(own, Attention)
+        if isinstance(fed, Experts):
+            return Planned(own.qkv_proj, own.o_proj, None, experts=fed)
+        quantises = self.style.quantises_activation
+        return Planned(own.qkv_proj, own.o_proj, (fed.gate_up_proj, fed.down_proj), quantises=quantises)
 
-    def _projected(self, layer: Layer, tokens: int, normed: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(queries, keys and values; the rotated ones): in the normed input's buffer where it has their size."""
-        run, attention, size = self.run, layer.attention, self.shape.itemsize
-        assert isinstance(attention, Attention)
-        qkv = attention.qkv_proj(tokens)
-        if self.shape.position_rows:  # cosines and sines of every token, put together of its positions
-            run.temporary(*[tokens * self.shape.rotary_dim // 2 * size] * 2)
-        rotated, wanted = normed, self._attended_bytes(tokens) // (size if run.narrow_queries else 1)
-        if normed.bytes != wanted:
-            run.free(normed)
-            rotated = run.new(wanted, "rotated queries")
-        return qkv, [run.new(tokens * attention.kv * size, "rotated keys"), rotated]
-
-    def _attended_bytes(self, tokens: int) -> int:
-        return tokens * self._attention().q * self.shape.itemsize
-
-    def _attention(self) -> Attention:
-        attention = self.layers[0].attention
-        assert isinstance(attention, Attention)
-        return attention
-
-    def _fed(self, layer: Layer, tokens: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(attention's projected output, the feed-forward layer's, further buffers), all alive: the sum before experts
-        and its norm, which the kernel after them writes anew."""
-        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
-        assert isinstance(layer.attention, Attention)
-        projected = layer.attention.o_proj.product(tokens)
-        first, normed = projected, projected
-        if run.tp > 1:
-            first = run.new(width, "all-reduced")
-        if self.style.post_norms:  # the sum behind the norm is made anew by the last kernel, from its rows' means
-            self._means = [run.new(tokens * 4, "means of squares")]
-        if run.tp == 1:
-            normed = run.new(width, "normed")
-        if isinstance(layer.mlp, Experts):
-            spare = [normed, run.new(width, "sum before experts")] if run.tp == 1 else []
-            output = layer.mlp(tokens)
-            if not spare:
-                run.free(normed)
-            return first, output, spare
-        both = layer.mlp.gate_up_proj(tokens)
-        run.free(normed)
-        acted = layer.mlp.activated(tokens)
-        run.free(both)
-        return first, run.replacing(*acted, layer.mlp.lowered(tokens)), []
-
-    def _middle_piece(
-        self,
-        layers: tuple[Layer, Layer],
-        tokens: int,
-        attended: Tensor,
-        residual: Tensor,
-        attend: Attend,
-        piece: Piece,
-    ) -> tuple[Tensor, Tensor]:
-        """The piece between the attention of two layers."""
-        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
-        with piece():
-            first, output, written = self._fed(layers[0], tokens)
-            same = self._attended_bytes(tokens) == width
-            if run.tp > 1:
-                reduced = run.new(width, "all-reduced")
-                normed = run.new(width, "normed")
-                run.free(reduced, first, *self._means)
-                after, spare = output, None
-            elif written:
-                normed, after = written
-                run.free(first, output, *self._means)
-                spare = None
-            else:
-                after, normed = run.new(width, "residual"), run.new(width, "normed")
-                run.free(first, *self._means)
-                spare = output if same else None
-                if not same:
-                    run.free(output)
-            qkv, kept = self._projected(layers[1], tokens, normed)
-            result = run.new(self._attended_bytes(tokens), "attention output") if spare is None else spare
-        run.free(attended)
-        if residual != self._given:
-            run.free(residual)
-        attend(tokens)
-        run.free(*kept[:1], qkv, *kept[1:])
-        return result, after
-
-    def _last_piece(self, layer: Layer, tokens: int, attended: Tensor, residual: Tensor, piece: Piece) -> Tensor:
-        run, width = self.run, tokens * self.shape.hidden * self.shape.itemsize
-        hands_on = not self.shape.own.last
-        if hands_on and run.tp == 1 and isinstance(layer.mlp, FeedForward):
-            assert isinstance(layer.attention, Attention)
-            with piece():
-                first = layer.attention.o_proj.product(tokens)
-                self._sent = run.new(width, "residual for the next stage")
-                normed = run.new(width, "normed")
-                run.free(first)
-                both = run.replacing(normed, layer.mlp.gate_up_proj(tokens))
-                acted = layer.mlp.activated(tokens)
-                run.free(both)
-                output = run.replacing(*acted, layer.mlp.lowered(tokens))
-            run.free(attended, residual)
-            return output
-        with piece():
-            first, output, written = self._fed(layer, tokens)
-            run.free(*written)
-            if run.tp > 1:
-                output = run.replacing(output, run.new(width, "all-reduced"))
-            if hands_on:
-                self._sent = run.new(width, "residual for the next stage")
-        run.free(first, attended, *self._means)
-        if residual != self._given:
-            run.free(residual)
-        return output
+    def _is_alone(self) -> bool:
+        """Whether its kernels may write what products read in eight bits."""
+        stage, shape = self.shape.own, self.shape
+        alone = stage.first and stage.last and self._given is None and not self.embedding.slots
+        return alone and self.style.norm == "rms" and not shape.position_rows and not shape.rope_short

@@ -71,25 +71,17 @@ class FeedForward:
         """The output; the input is the caller's."""
         run = self.run
         both = self.gate_up_proj(tokens)
-        acted = self.activated(tokens)
+        run.enter(f"{self.name}.act_fn")
+        narrow = self._narrow(tokens)
+        acted = [run.new(size, "activated") for size in narrow or [tokens * self.width * self.size]]
         if not self.style.holds_gate_up:
             run.free(both)
-        result = run.replacing(*acted, self.down_proj(tokens, narrow=bool(self._narrow(tokens))))
+        result = run.replacing(*acted, self.down_proj(tokens, narrow=bool(narrow)))
         if self.gate is not None:
             result = self._gated(tokens, self.gate, result)
         if self.style.holds_gate_up:
             run.free(both)
         return result
-
-    def activated(self, tokens: int) -> list[Tensor]:
-        """What the activation writes."""
-        self.run.enter(f"{self.name}.act_fn")
-        sizes = self._narrow(tokens) or [tokens * self.width * self.size]
-        return [self.run.new(size, "activated") for size in sizes]
-
-    def lowered(self, tokens: int) -> Tensor:
-        """The last product, not yet reduced."""
-        return self.down_proj.product(tokens, narrow=bool(self._narrow(tokens)))
 
     def _narrow(self, tokens: int) -> list[int]:
         fused = self.style.quantises_activation and self.down_proj.slots is None

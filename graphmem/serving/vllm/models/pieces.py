@@ -12,7 +12,7 @@ engine's operator is given, is asked for before its input.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,30 +42,46 @@ _WAYS = {
 
 
 @dataclass(frozen=True)
-class DenseLayer:
+class Layer:
     """The products of a layer: of queries, keys and values, of attention's output, and of the feed-forward layer, which
-    is ``gated`` or not."""
+    is ``gated`` or not, or is ``experts``. ``quantises``: the activation writes what the last product reads, where that
+    has a kernel for it."""
 
     into: Linear
     out: Linear
-    up: Linear
-    down: Linear
-    gated: bool
+    fed: tuple[Linear, Linear] | None
+    gated: bool = True
+    quantises: bool = False
+    experts: Callable[[int], Tensor] | None = None
+
+    @property
+    def up(self) -> Linear:
+        """The first product of a feed-forward layer."""
+        assert self.fed is not None
+        return self.fed[0]
+
+    @property
+    def down(self) -> Linear:
+        """Its second."""
+        assert self.fed is not None
+        return self.fed[1]
 
 
 @dataclass(frozen=True)
 class Plan:
     """A decoder that is followed in pieces. Sizes are bytes of one token; ``scales``: of the scale of an input in eight
     bits, None where products read what the model computes in. ``tables``: cosines and sines that are made for all
-    layers at once."""
+    layers at once; ``positions``: temporaries of a layer's. ``norms_behind``: parts are normed behind them too."""
 
     way: Residual
-    layers: tuple[DenseLayer, ...]
+    layers: tuple[Layer, ...]
     hidden: int
     queries: int
     keys: int
     scales: int | None = None
     tables: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    norms_behind: bool = False
 
 
 def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], itemsize: int) -> Plan | None:
@@ -83,10 +99,19 @@ def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], 
     parts = [one[1] for one in known if one is not None]
     if len(into) != len(parts):
         return None
-    layers = tuple(DenseLayer(first, *rest) for first, rest in zip(into, parts, strict=True))
+    layers = tuple(Layer(first, out, fed, gated) for first, (out, fed, gated) in zip(into, parts, strict=True))
     hidden, heads = sum(layers[0].out.outputs) * itemsize, backend.heads * backend.head_dim * itemsize
     keys = backend.kv_heads * backend.head_dim * itemsize
-    return Plan(way, layers, hidden, heads, keys, tables=_tables(backend.forward))
+    return Plan(way, layers, hidden, heads, keys, scales_of(layers), _tables(backend.forward))
+
+
+def scales_of(layers: Sequence[Layer]) -> int | None:
+    """Bytes of the scale of an input that products read in eight bits, where all of them do and alike; else None."""
+    if any(one.fed is None for one in layers):
+        return None
+    linears = (linear for one in layers for linear in (one.into, one.out, one.up, one.down))
+    scales = {linear.method.scales_of_rows() for linear in linears}
+    return scales.pop() if len(scales) == 1 else None
 
 
 def _tables(happenings: Sequence[Happening]) -> tuple[int, ...]:
@@ -114,7 +139,7 @@ def _segments(happenings: Sequence[Happening]) -> Iterator[list[Happening]]:
     yield found
 
 
-_Parts = tuple[Linear, Linear, Linear, bool]
+_Parts = tuple[Linear, tuple[Linear, Linear], bool]
 
 
 def _layer(
@@ -122,11 +147,11 @@ def _layer(
 ) -> tuple[Residual | None, _Parts, Linear | None] | None:
     """(the way of residuals, the products behind attention, that before the next attention) of a segment."""
     at = [place for place, one in enumerate(segment) if one.kind == "returned" and one.name in linears]
-    if len(at) not in (3, 4) or any(linears[segment[one].name].reduce for one in at):
+    if len(at) not in (3, 4) or (not sums and any(linears[segment[one].name].reduce for one in at)):
         return None
     own = [linears[segment[place].name] for place in at]
     out, up, down = own[:3]
-    parts = (out, up, down, sum(up.outputs) == 2 * down.inputs)
+    parts = (out, (up, down), sum(up.outputs) == 2 * down.inputs)
     if len(own) == 3:
         return None, parts, None
     between, behind = segment[at[0] + 1 : at[1]], segment[at[2] + 1 : at[3]]
@@ -143,6 +168,8 @@ class Pieces:
     def __init__(self, run: Run, plan: Plan, tokens: int) -> None:
         self.run, self.plan, self.tokens = run, plan, tokens
         self.width = tokens * plan.hidden
+        #: The residual that is for a pipeline's next stage.
+        self.sent: Tensor | None = None
 
     def whole(self, attend: Attend, piece: Piece, layers: int | None) -> Tensor:
         """All pieces, or those of the first layers; the last hidden states."""
@@ -160,42 +187,44 @@ class Pieces:
         run.free(*kept)
         for at, (layer, following) in enumerate(itertools.pairwise(chosen), start=2):
             held = [attended, *([normed] if parallel else []), residual, *(tables if at == len(chosen) else [])]
+            before = self.plan.way is Residual.BEFORE
             with piece():
                 residual, down = self._fed(layer)
                 if self.plan.way is not Residual.BEHIND:
-                    first = residual
-                    residual = run.new(self.width, "residual") if self.plan.way is Residual.BY_NORMS else first
                     normed = run.new(self.width, "normed")
-                    if residual is not first:
-                        run.free(first)
-                before = self.plan.way in (Residual.BY_NORMS, Residual.BEFORE)
                 kept = self._turned(following, [normed] if before else [down])
                 attended = self._taken([down] if before else [], self.tokens * self.plan.queries, "attention output")
             run.free(*held)
             attend(self.tokens)
             run.free(*kept)
         with piece():
-            first, down = self._fed(chosen[-1])
-        result, other = (down, first) if self.plan.way is Residual.BY_NORMS else (first, down)
-        run.free(other, attended, *([normed] if parallel else []), residual)
+            result, down = self._fed(chosen[-1])
+        run.free(down, attended, *([normed] if parallel else []), residual)
         return result
 
     def _tables(self) -> list[Tensor]:
         return [self.run.new(self.tokens * one, "cosines or sines") for one in self.plan.tables]
 
-    def _fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor]:
-        """(attention's projected output, the feed-forward layer's). An activation that is not gated lies where its
-        input did."""
-        run, tokens = self.run, self.tokens
-        first = layer.out.product(tokens)
-        normed = [run.new(self.width, "normed")] if self.plan.way in (Residual.BY_NORMS, Residual.BEFORE) else []
-        wide = layer.up.product(tokens)
-        run.free(*normed)
-        if layer.gated:
-            wide = run.replacing(wide, run.new(wide.bytes // 2, "activated"))
-        return first, run.replacing(wide, layer.down.product(tokens))
+    def _fed(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """(attention's projected output, the feed-forward layer's)."""
+        first = layer.out.product(self.tokens)
+        normed = [self.run.new(self.width, "normed")] if self.plan.way is Residual.BEFORE else []
+        return first, self._dense(layer, *normed)
 
-    def _turned(self, layer: DenseLayer, dead: list[Tensor]) -> list[Tensor]:
+    def _dense(self, layer: Layer, *normed: Tensor) -> Tensor:
+        """The feed-forward layer's output. An activation that is not gated lies where its input did."""
+        run, down = self.run, layer.down
+        wide = layer.up.product(self.tokens)
+        run.free(*normed)
+        if not layer.gated:
+            return run.replacing(wide, down.product(self.tokens))
+        fused = layer.quantises and down.slots is None
+        narrow = down.method.narrow_inputs(self.tokens, down.inputs) if fused else []
+        acted = [run.new(size, "activated") for size in narrow or [wide.bytes // 2]]
+        run.free(wide)
+        return run.replacing(*acted, down.product(self.tokens, narrow=bool(narrow)))
+
+    def _turned(self, layer: Layer, dead: list[Tensor]) -> list[Tensor]:
         """Turned keys; queries, keys and values; turned queries, which lie in a buffer that is ``dead``."""
         whole = layer.into.product(self.tokens)
         keys = self.run.new(self.tokens * self.plan.keys, "turned keys")
@@ -207,135 +236,3 @@ class Pieces:
             return dead[0]
         self.run.free(*dead)
         return self.run.new(size, label)
-
-
-class NarrowPieces(Pieces):
-    """Those of layers whose norms sum residuals and whose products read eight bits. Scales of rows lie in one buffer a
-    piece, and the norm that is not the piece's first is there in 16 bits too."""
-
-    def whole(self, attend: Attend, piece: Piece, layers: int | None) -> Tensor:
-        run, chosen = self.run, self.plan.layers[:layers]
-        with piece():
-            kept, attended, residual = self._first(chosen[0])
-        attend(self.tokens)
-        run.free(*kept)
-        for layer, following in itertools.pairwise(chosen):
-            held = [attended, residual]
-            with piece():
-                kept, attended, residual = self._between(layer, following)
-            run.free(*held)
-            attend(self.tokens)
-            run.free(*kept)
-        with piece():
-            result = self._last(chosen[-1])
-        run.free(attended, residual)
-        return result
-
-    def _first(self, layer: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
-        """(what attention reads, its output, the residual)."""
-        whole = self._output(layer.into)
-        residual = self.run.new(self.width, "embedded")
-        self._multiplied(layer.into, self._narrow(layer.into), *self._scales())
-        queries = self.tokens * self.plan.queries
-        kept = [self.run.new(self.tokens * self.plan.keys, "turned keys"), whole]
-        kept.append(self.run.new(queries, "turned queries"))
-        return kept, self.run.new(queries, "attention output"), residual
-
-    def _between(self, layer: DenseLayer, following: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The same of the piece between the attention of two layers."""
-        run, queries = self.run, self.tokens * self.plan.queries
-        first, down, scales = self._narrow_fed(layer)
-        residual = run.new(self.width, "residual")
-        normed = [run.new(self.width, "normed")] if scales else []
-        narrow = self._narrow(following.into)
-        run.free(*[first] * bool(scales))
-        whole = self._output(following.into)
-        self._multiplied(following.into, narrow, *scales)
-        keys = run.new(self.tokens * self.plan.keys, "turned keys")
-        turned, spare = (normed[0], down) if normed else (down, first)
-        kept = [keys, whole, self._taken([turned], queries, "turned queries")]
-        return kept, self._taken([spare], queries, "attention output"), residual
-
-    def _last(self, layer: DenseLayer) -> Tensor:
-        """The last hidden states."""
-        first, down, scales = self._narrow_fed(layer)
-        self.run.free(*scales)
-        result = self.run.new(self.width, "normed")
-        self.run.free(first, down)
-        return result
-
-    def _narrow_fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(attention's projected output, the feed-forward layer's, the scales)."""
-        run = self.run
-        first = self._output(layer.out)
-        narrow, scales = self._narrow(layer.out), self._scales()
-        self._multiplied(layer.out)
-        if layer.up.inputs != layer.out.inputs:
-            narrow = run.replacing(narrow, self._narrow(layer.up))
-        wide = self._output(layer.up)
-        self._multiplied(layer.up, narrow)
-        down = self._output(layer.down)
-        self._multiplied(layer.down, run.replacing(wide, self._narrow(layer.down)))
-        return first, down, scales
-
-    def _multiplied(self, linear: Linear, *gone: Tensor) -> None:
-        """A product, whose input may be let go behind it."""
-        linear.method.share_sums(self.run, self.tokens, sum(linear.outputs))
-        self.run.free(*gone)
-
-    def _output(self, linear: Linear) -> Tensor:
-        self.run.enter(linear.name)
-        return self.run.new(self.tokens * sum(linear.outputs) * linear.itemsize)
-
-    def _narrow(self, linear: Linear) -> Tensor:
-        return self.run.new(self.tokens * linear.inputs, "input in eight bits")
-
-    def _scales(self) -> list[Tensor]:
-        return [self.run.new(self.tokens * self.plan.scales, "scales of rows")] if self.plan.scales else []
-
-
-class RanksNarrowPieces(NarrowPieces):
-    """The same of several ranks: a sum over them is a tensor of its own, behind which the buffer that was summed is
-    free; the feed-forward layer's output lies where attention's did, and so does the residual's sum."""
-
-    def _first(self, layer: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
-        run, embedded = self.run, self.run.new(self.width, "embedded")
-        whole = self._output(layer.into)
-        residual = run.replacing(embedded, self._reduced())
-        self._multiplied(layer.into, self._narrow(layer.into), *self._scales())
-        return *self._turned_apart(whole), residual
-
-    def _between(self, layer: DenseLayer, following: DenseLayer) -> tuple[list[Tensor], Tensor, Tensor]:
-        run = self.run
-        first, residual, scales = self._narrow_fed(layer)
-        second = self._reduced()
-        normed = [run.new(self.width, "normed")] if scales else []
-        narrow = self._narrow(following.into)
-        run.free(second, *normed, first)
-        whole = self._output(following.into)
-        self._multiplied(following.into, narrow, *scales)
-        return *self._turned_apart(whole), residual
-
-    def _last(self, layer: DenseLayer) -> Tensor:
-        first, down, scales = self._narrow_fed(layer)
-        self.run.free(*scales)
-        return self.run.replacing(down, first, self._reduced())
-
-    def _narrow_fed(self, layer: DenseLayer) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(attention's sum over the ranks, the feed-forward layer's output, the scales)."""
-        run, down = self.run, self._output(layer.out)
-        narrow, scales = self._narrow(layer.out), self._scales()
-        self._multiplied(layer.out, narrow)
-        first, narrow, wide = self._reduced(), self._narrow(layer.up), self._output(layer.up)
-        self._multiplied(layer.up, narrow)
-        self._multiplied(layer.down, run.replacing(wide, self._narrow(layer.down)))
-        return first, down, scales
-
-    def _reduced(self) -> Tensor:
-        return self.run.new(self.width, "all-reduced")
-
-    def _turned_apart(self, whole: Tensor) -> tuple[list[Tensor], Tensor]:
-        queries = self.tokens * self.plan.queries
-        turned = self.run.new(queries, "turned queries")
-        kept = [self.run.new(self.tokens * self.plan.keys, "turned keys"), whole, turned]
-        return kept, self.run.new(queries, "attention output")
