@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import sys
@@ -51,7 +52,7 @@ _EMPTY = "aten.empty.memory_format"
 #: lets it go; the engine's others keep it until they return (vllm 0.32.0, model_executor/models). StableLM's do too;
 #: there the code of transformers keeps as much elsewhere, an output of attention that nobody reads any more.
 _LETTING_GO = frozenset((
-    "afmoe", "falcon_h1", "glm4", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder",
+    "afmoe", "falcon_h1", "granitemoehybrid", "granitemoeshared", "hyperclovax", "internlm3", "iquestcoder",
     "llama", "llama4_text", "ministral3", "mistral", "stablelm",
 ))  # fmt: skip
 #: ``model_type`` whose layers return a residual beside the sum of it, which the next layer does not read.
@@ -62,6 +63,8 @@ _HOLDING = frozenset(("axk1", "glm4_moe_lite"))
 _NARROW_VALUES = frozenset(("mimo_v2_flash",))
 #: ``model_type`` whose queries and keys are normed together, in fp32 unless ranks share them out.
 _NORMED_TOGETHER = frozenset(("minimax_m2",))
+#: ``model_type`` whose own code attends before its states, and sums residuals by torch operators.
+_BESIDE = "falcon_h1"
 #: ``model_type`` whose layers return hidden states and residual apart, though their norms sum them out of place.
 _CARRYING = frozenset(("nemotron",))
 #: Classes of norms whose input the engine's own code makes fp32 first.
@@ -127,6 +130,8 @@ class Making:
                 self._states = states(model) if self.own_code else {}
                 for block in self._experts.values():
                     stand_in(block.experts)
+                for layer in model.layers if self.own_code and self.config.model_type == _BESIDE else ():
+                    layer.forward = functools.partial(_attending_first, layer)
                 for path in self._states:
                     stand_in(model.get_submodule(path.removeprefix("model.")))
                 _materialised(model, dtype)
@@ -134,7 +139,7 @@ class Making:
                     model, lambda: _run(model, _WATCHED), own_code=self.own_code, attended=self.attended,
                     heads=self.config.num_attention_heads,
                 )  # fmt: skip
-                self._keys, self._sums_in_place = None, seen.sums_in_place
+                self._keys, self._sums_in_place = None, seen.sums_in_place and self.config.model_type != _BESIDE
                 self._replace_all(model, seen)
                 self._packed_keys = _keep_packed(model) if not self.own_code else set()
                 self.called.clear()
@@ -273,8 +278,10 @@ class Making:
         """``recursive_replace``, then the parameters that are left (``init_parameters``)."""
         shared = _PLAIN_SHARES if self.own_code else {}  # no layer of its own puts a part's result together
         self._plan = {f"model.{one}": shared.get(style, style) for one, style in (model.tp_plan or {}).items()}
-        if self.own_code and self.tp > 1 and not self._plan:
-            self._plan = _usual_plan(model, int(self.config.hidden_size), self.tp)
+        if self.own_code and self.tp > 1:
+            hidden = int(self.config.hidden_size)
+            self._plan |= {} if self._plan else _attention_plan(model, self.tp)
+            self._plan |= _feed_forward_plan(model, hidden, self._plan)
         self._vocabularies = {
             one for key, one in vars(self.config).items() if "vocab_size" in key and isinstance(one, int)
         }
@@ -324,7 +331,8 @@ class Making:
                 self.layers.append(Layer("states", path, width, states=self._states[path]))
                 self._own |= {f"{path}.{one}" for one, _ in child.named_parameters()}
                 block = Block(self.called, path, keeps=True)
-                _hold(block, module)  # as ``output``, a name of its own
+                if self.config.model_type != _BESIDE:
+                    _hold(block, module)  # as ``output``, a name of its own
                 setattr(module, name, block)
             elif self.latent and hasattr(child, "kv_a_proj_with_mqa"):
                 made = self._latent(child, path)
@@ -600,10 +608,9 @@ def _run(model: nn.Module, tokens: int) -> Tensor:
     return model(input_ids=ids, position_ids=positions, use_cache=False, return_dict=False)[0]
 
 
-def _usual_plan(model: nn.Module, hidden: int, tp: int) -> dict[str, str]:
-    """How linear layers are shared out where the model's class does not say: attention by heads, what reads hidden
-    states and makes more of them by columns, and what makes hidden states again by rows. What attention's modules know
-    of their widths becomes one rank's."""
+def _attention_plan(model: nn.Module, tp: int) -> dict[str, str]:
+    """How attention is shared out where the model's class does not say: by heads. What its modules know of their widths
+    becomes one rank's."""
     plan: dict[str, str] = {}
     for name, module in model.named_modules():
         linears = [f"model.{name}.{one}$" for one, each in module.named_modules() if isinstance(each, nn.Linear)]
@@ -614,11 +621,36 @@ def _usual_plan(model: nn.Module, hidden: int, tp: int) -> dict[str, str]:
             for width in _WIDTHS:
                 if isinstance(size := getattr(each, width, None), int) and size % tp == 0:
                     setattr(each, width, size // tp)
-    for name, module in model.named_modules():
-        path = f"model.{name}$"
-        if isinstance(module, nn.Linear) and path not in plan and module.in_features != module.out_features:
-            plan[path] = "colwise" if module.in_features == hidden else "rowwise"
     return plan
+
+
+def _feed_forward_plan(model: nn.Module, hidden: int, known: dict[str, str]) -> dict[str, str]:
+    """How feed-forward layers are shared out that the plan does not name: what reads hidden states and makes more of
+    them by columns, and what makes hidden states again by rows."""
+    plan: dict[str, str] = {}
+    for name, module in model.named_modules():
+        linears = {f"model.{name}.{one}": each for one, each in module.named_children() if isinstance(each, nn.Linear)}
+        own = {path: "colwise" for path, each in linears.items() if each.in_features == hidden != each.out_features}
+        own |= {path: "rowwise" for path, each in linears.items() if each.out_features == hidden != each.in_features}
+        if name.endswith(("attn", "attention")) or len(set(own.values())) < 2:
+            continue
+        plan |= {f"{path}$": style for path, style in own.items() if not any(re.match(one, path) for one in known)}
+    return plan
+
+
+def _attending_first(layer: nn.Module, hidden_states: Tensor, **given: object) -> tuple[Tensor]:
+    """``FalconH1ParallelHybrid`` (models/falcon_h1.py): what both parts return is held to the end."""
+    given.pop("mamba_attention_mask")
+    residual = hidden_states
+    hidden_states = layer.input_layernorm(hidden_states)
+    attended, _ = layer.self_attn(hidden_states=hidden_states * layer.attention_in_multiplier, **given)
+    scanned = layer.mamba(hidden_states * layer.ssm_out_multiplier)
+    hidden_states = attended * layer.attn_out_multiplier + scanned * layer.ssm_out_multiplier
+    hidden_states = hidden_states + residual
+    residual = hidden_states
+    hidden_states = layer.pre_ff_layernorm(hidden_states)
+    hidden_states = layer.feed_forward(hidden_states)
+    return (residual + hidden_states,)
 
 
 def _hold(product: nn.Module, module: nn.Module) -> None:

@@ -26,7 +26,9 @@ _WIDE = 4
 _WIDE_ROUTERS = (
     "afmoe", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "longcat_flash", "mimo_v2_flash", "minimax_m2",
 )  # fmt: skip
-_WIDE_SCORES = ("gemma4_text", "kimi_linear", "nemotron_h")
+_WIDE_SCORES = ("gemma4_text", "nemotron_h")
+#: Those whose weight is in fp32 where no kernel of the card makes it so (``force_fp32_compute``).
+_WIDE_ELSEWHERE = ("nemotron_h",)
 
 
 #: ``model_type`` whose own code hands its router to the experts (``gate=self.gate``), which let go of its scores.
@@ -87,8 +89,7 @@ def shape_of(
     lets_go: bool = False,
 ) -> ExpertShape:
     """The sizes of a layer of experts; those alone where they are not ``routed`` by the engine. ``lets_go``: what every
-    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known or
-    that has no gate."""
+    token is sent to lets go of its gate's product. Raises :class:`UsageError` for one whose parts are not known."""
     hidden = int(config.hidden_size)
     weights = [one for one in block.experts.parameters() if one.ndim > 1 and one.shape[-1] > 1]
     weights = [one for one in weights if one.ndim == 3] or weights
@@ -97,13 +98,12 @@ def shape_of(
     chosen = chosen or getattr(config, "num_experts_per_tok", None)
     if router is None or not isinstance(chosen, int):
         raise UsageError(f"{block.name}: the router of these experts is not found, which is how they are followed")
-    if len({one.numel() for one in weights}) == 1 and len(weights) < 3:
-        raise UsageError(f"{block.name}: experts without a gate are not followed: two products, not three")
+    gated = len({one.numel() for one in weights}) > 1 or len(weights) > 2
     count = _weight(router)[0]
     width = min(one.numel() for one in weights) // hidden // count
     bias = any("bias" in name for name, _ in block.experts.named_parameters())
     if not routed:
-        return ExpertShape(count, chosen, width, bias=bias, routed=False)
+        return ExpertShape(count, chosen, width, bias=bias, routed=False, gated=gated)
     names = {name.rsplit(".", 1)[-1] for name, _ in (*block.module.named_parameters(), *block.module.named_buffers())}
     in_fp32 = config.model_type in _WIDE_ROUTERS if own_code else (count, hidden) in wide
     scored = in_fp32 or (own_code and config.model_type in _WIDE_SCORES)
@@ -115,8 +115,9 @@ def shape_of(
         bias=bias,
         router_bytes=_WIDE if in_fp32 and own_code else 0,
         score_bytes=_WIDE if scored else 0,
-        holds_shared=not lets_go,
+        holds_shared=gated and not lets_go,
         holds_scores=own_code and config.model_type not in _ROUTED_WITHIN,
+        gated=gated, wide_elsewhere=own_code and config.model_type in _WIDE_ELSEWHERE,
     )  # fmt: skip
 
 

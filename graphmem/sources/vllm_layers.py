@@ -17,7 +17,9 @@ class ExpertShape:
     ``score_bytes``: of an element of the router's weight and of its scores where they are wider than the model's.
     ``routed``: the engine's own router sends the tokens, else the model's code does. ``holds_scores``: the model's code
     holds the router's scores until the experts return; else they are made and let go within. ``holds_shared``: what
-    every token is sent to holds its gate's product until it returns."""
+    every token is sent to holds its gate's product until it returns. ``least``: the width that slices are padded to.
+    ``gated``: three products, else two; ``wide_elsewhere``: the router is in fp32 on cards whose kernels do not make
+    it so (``force_fp32_compute`` of ``GateLinear``)."""
 
     count: int
     chosen: int
@@ -35,6 +37,9 @@ class ExpertShape:
     routed: bool = True
     holds_scores: bool = False
     holds_shared: bool = True
+    least: int = 0
+    gated: bool = True
+    wide_elsewhere: bool = False
 
     def in_layer(self, index: int) -> bool:
         """True if the layer has experts."""

@@ -21,6 +21,7 @@ from graphmem.serving.vllm.run import Batch, Run
 from tests.recorded.serving import encoders, predicted, question
 from tests.support.examples import examples
 
+HEARD = ("whisper-large-v3-l4", "glm4.1v-9b-l40s")
 QWEN, LLAVA, GEMMA = "qwen2.5-vl-7b-video", "llava-1.5-7b", "gemma3-4b-images"
 
 
@@ -223,7 +224,9 @@ def test_tiles_of_images_need_the_processors_word() -> None:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    name=st.sampled_from([QWEN, LLAVA, GEMMA, "mistral-small-3.1", "internvl3-8b", "qwen3-vl-8b", "llava-next-7b"]),
+    name=st.sampled_from(
+        [QWEN, LLAVA, GEMMA, "mistral-small-3.1", "internvl3-8b", "qwen3-vl-8b", "llava-next-7b", *HEARD]
+    ),
     part=st.sampled_from(["", "vision_config", "text_config"]),
     index=st.integers(0, 60),
     value=st.sampled_from([None, 0, -1, 1, 7, "x", [], {}, [1, 2], 1e9, 1 << 40, True, 0.5]),

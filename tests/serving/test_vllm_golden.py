@@ -75,6 +75,7 @@ _OFF = {
     "mistral-nemo-w4a16-asym-l40s": -2_097_152, "gemma2-27b-tp2-a100-warm": -14_680_064, "llama3.3-70b-tp4-a100-warm": 2_097_152,
     "llama3.2-3b-lora-l4-cold": 55_109_632, "r1-distill-llama-70b-fp8-tp2-h100": 0,
     "qwen3-30b-a3b-fp8-l40s": -21_102_592,
+    "moonlight-16b-a3b-a100-cold": -24_117_248, "deepseek-coder-v2-lite-fp8-l40s": -8_388_608,
 }  # fmt: skip
 
 

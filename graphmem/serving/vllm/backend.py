@@ -25,26 +25,31 @@ from graphmem.serving.vllm.models.captured import ADAPTED, Table, windows
 from graphmem.serving.vllm.models.states import state_of
 from graphmem.serving.vllm.settings import ENCODERS, Settings
 from graphmem.sources.vllm_backend import followed, values_of_class
-from graphmem.sources.vllm_layers import ROTARY, Backend, Happening
+from graphmem.sources.vllm_layers import ROTARY, Backend, ExpertShape, Happening
 
 #: ``model_type`` of captured decoders that vllm 0.32.0 has code of its own for (``_TEXT_GENERATION_MODELS``,
 #: model_executor/models/registry.py); all others that transformers knows it runs by transformers' code.
 OWN_CODE = frozenset((
     *ENCODERS, "afmoe", "apertus", "axk1", "bloom", "cohere", "cohere2", "cohere2_moe", "dbrx", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4", "glm4_moe",
+    "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe",
     "glm4_moe_lite", "gpt2", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
     "granitemoehybrid", "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "internlm3", "iquestcoder",
-    "kimi_linear", "laguna", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3",
+    "laguna", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minicpm3",
     "minimax_m2", "ministral3", "nemotron", "nemotron_h", "olmo_hybrid", "olmoe", "phimoe", "qwen2_moe", "stablelm",
     "zamba2",
 ))  # fmt: skip
 #: Those whose latent attention has a cache of latent keys (``is_deepseek_mla``,
 #: transformers_utils/model_arch_config_convertor.py); so has that of models by transformers' code (fusers/mla.py).
-_LATENT_CODE = ("axk1", "glm4_moe_lite", "kimi_linear", "longcat_flash")
+_LATENT_CODE = ("axk1", "glm4_moe_lite", "longcat_flash")
 #: ``model_type`` whose embeddings are let go when they were scaled or normed before the first layer.
 _SCALED = ("afmoe", "bloom")
 #: ``model_type`` whose rotary tables are made in fp32 (``get_rope`` of their files in model_executor/models).
 _WIDE_TABLES = ("gpt_oss",)
+#: ``model_type`` whose tensor parallel ranks slice tokens of experts that replicas gather (``is_sequence_parallel``).
+SLICED = frozenset((
+    "axk1", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "llama4_text",
+    "mimo_v2_flash", "nemotron_h",
+))  # fmt: skip
 #: Captures that are remembered.
 _REMEMBERED = 32
 
@@ -114,9 +119,19 @@ def shape(question: Question, settings: Settings, method: LinearMethod) -> Shape
         rope_scaled=families.is_multiplied(rope),
         soft_cap=bool(values.get("final_logit_softcapping")), backend=backend, cached=backend.cached,
         value_dim=backend.value_dim,
-        in_chunks=bool(values.get("attention_chunk_size")),
+        in_chunks=bool(values.get("attention_chunk_size")), experts=_experts(backend),
         rope_bytes=4 if own and values.get("model_type") in _WIDE_TABLES else 0,
     )  # fmt: skip
+
+
+def _experts(backend: Backend) -> ExpertShape | None:
+    """The experts of its layers, None for a model without any."""
+    found = [(re.search(r"\.(\d+)\.", one.name), one.experts) for one in backend.layers]
+    numbers = {int(match[1]): experts for match, experts in found if match is not None and experts is not None}
+    if not numbers:
+        return None
+    dense = tuple(one for one in range(max(numbers)) if one not in numbers)
+    return replace(next(iter(numbers.values())), dense_layers=dense)
 
 
 def _has_latent(values: Mapping[str, object]) -> bool:

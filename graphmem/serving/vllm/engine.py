@@ -200,6 +200,8 @@ class VLLM(AskedFirst):
                 drafted=more.speculation.tokens if more.speculation else 0,
             )
             shape = replace(shape, state=state)
+        if more.pools:
+            shape = replace(shape, pooled=families.pooled_head(model))
         return encoders.with_encoder(shape, question, settings), name, assumed
 
     def layout(self, settings: Settings, shape: Shape) -> Layout:
@@ -213,7 +215,14 @@ class VLLM(AskedFirst):
         only_states = shape.state is not None and not shape.attends
         size = settings.batch.length if only_states else settings.batch.block_size
         found = layout_of(
-            shape, settings.tensor_parallel, size, element, in_flight, drafting, prefixes=settings.more.prefix_caching
+            shape,
+            settings.tensor_parallel,
+            size,
+            element,
+            in_flight,
+            drafting,
+            prefixes=settings.more.prefix_caching,
+            encoded=settings.batch.tokens,
         )
         # Ranks that share out the context keep each their tokens of a block (``dcp_world_size``, kv_cache_utils.py).
         return replace(found, block_size=found.block_size * settings.more.context_parallel)
@@ -269,10 +278,12 @@ def _check_replicas(settings: Settings, shape: Shape, ranks: int, copies: int) -
         )
     sliced = more.expert_parallel and more.data > 1 and settings.tensor_parallel > 1
     if sliced and (
-        shape.kind in families.SLICED_BETWEEN_LAYERS or (shape.latent and (more.pipeline > 1 or more.speculation))
+        shape.kind in families.SLICED_BETWEEN_LAYERS
+        or (shape.backend is not None and (not shape.backend.own_code or shape.kind in backend.SLICED))
+        or (shape.latent and (more.pipeline > 1 or more.speculation))
     ):
         raise UsageError(
-            f"{shape.kind} with tensor, data and expert parallelism keeps its hidden states in slices between layers, "
+            f"{shape.kind} with tensor, data and expert parallelism keeps tokens in slices, "
             "which is not followed for it, nor with a pipeline or drafts; give --tensor-parallel-size 1, or "
             "--data-parallel-size 1"
         )

@@ -16,7 +16,7 @@ from graphmem.serving.base import ServedModel
 from graphmem.serving.values import LONG_ROPE, YARN, count, counted, listed, number, rope_of
 from graphmem.serving.vllm import versions
 from graphmem.serving.vllm.layers import LinearMethod
-from graphmem.serving.vllm.models import deltanet, mamba, mamba1
+from graphmem.serving.vllm.models import deltanet, kimi, mamba, mamba1, whisper
 from graphmem.serving.vllm.models.base import LOCAL_ROPE, Family, LatentShape, Shape, plain_shape
 from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder, Style
@@ -46,6 +46,7 @@ _STYLES: dict[str, Style] = {
         makes_tied_head=False,
         adapts_tables=False,
     ),
+    "glm4": Style(post_norms=True, adapts_tables=False),
     "gemma3_text": Style(
         norm="gemma", holds_gate_up=True, post_norms=True, scales_embedding=True, head_norms=True, adapts_tables=False
     ),
@@ -55,6 +56,8 @@ _OWN: dict[str, tuple[Callable[[ServedModel, int, LinearMethod], Shape], Callabl
     "mamba2": (mamba.mamba2_shape, mamba.Mamba2),
     **dict.fromkeys(("mamba", "falcon_mamba"), (mamba1.mamba_shape, mamba1.Mamba)),
     "jamba": (mamba1.jamba_shape, mamba1.Jamba),
+    whisper.KIND: (whisper.whisper_shape, whisper.Whisper),
+    "kimi_linear": (kimi.kimi_shape, kimi.Kimi),
     **dict.fromkeys(deltanet.KINDS, (deltanet.delta_shape, deltanet.DeltaDecoder)),
 }
 #: Every ``model_type`` that is followed.
@@ -66,13 +69,17 @@ _WINDOW_PATTERN = {"gemma2": 2, "gemma3_text": 6}
 #: Rows of rotary tables of several positions a token, for each of the model's (``positions_factor``, mrope.py).
 MROPE_ROWS = 4
 #: ``model_type`` whose tables are so long; Qwen3-VL's are only where videos are pruned (``mrope_positions_factor``).
-_LONGER_ROPES = ("qwen2",)
+_LONGER_ROPES = ("qwen2", "glm4")
 #: ``model_type`` with latent attention.
 _LATENT = ("deepseek_v2", "deepseek_v3")
 #: Experts whose tokens tensor parallel ranks slice where replicas gather them (``is_sequence_parallel``).
 SLICED = ("qwen3_moe", *_LATENT)
 #: Those that stay in slices between layers then, and are not followed (``use_sequence_parallel_moe`` of their layers).
-SLICED_BETWEEN_LAYERS = deltanet.KINDS
+SLICED_BETWEEN_LAYERS = (*deltanet.KINDS, "kimi_linear")
+#: Bytes of an element in fp32, and labels where a configuration has none (transformers).
+_WIDE, _LABELS = 4, 2
+#: The part of a head that is turned where nobody says (transformers' defaults).
+_TURNED = {"glm4": 0.5}
 
 
 def family(run: Run, shape: Shape) -> Family:
@@ -145,12 +152,18 @@ def shape_of(model: ServedModel, itemsize: int, method: LinearMethod) -> Shape:
         tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
         windows=_windows(model, kind, layers),
         rope_positions=rope_positions(model, rope, count(model, "max_position_embeddings")),
-        rotary_dim=int(head_dim * min(1.0, number(model, "rotary", config.get("partial_rotary_factor"), 1.0))),
+        rotary_dim=_turned(model, kind, rope, head_dim),
         ropes=_ropes(model, kind, layers),
-        output_bias=bool(config.get("attention_bias")) and kind not in ("qwen2", "qwen3"),
+        output_bias=bool(config.get("attention_bias")) and kind not in ("qwen2", "qwen3", "glm4"),
         mlp_bias=bool(config.get("mlp_bias")),
         predicts=count(model, "num_nextn_predict_layers", 0, least=0) if kind == "deepseek_v3" else 0,
     )
+
+
+def _turned(model: ServedModel, kind: str, rope: Mapping[str, object], head_dim: int) -> int:
+    """The width of a head's part that is turned."""
+    name = "partial_rotary_factor"
+    return int(head_dim * min(1.0, number(model, name, rope.get(name, model.config.get(name)), _TURNED.get(kind, 1.0))))
 
 
 def notes(shape: Shape, eager: bool) -> tuple[str, ...]:
@@ -211,6 +224,20 @@ def latent_of(model: ServedModel) -> LatentShape:
         rope=count(model, "qk_rope_head_dim"),
         value=count(model, "v_head_dim"),
     )
+
+
+def pooled_head(model: ServedModel) -> tuple[int, ...]:
+    """Bytes of the parameters that its class has behind a model that pools, in fp32 (``head_dtype``, config/model.py):
+    a score of every label (``as_seq_cls_model``, models/adapters.py), behind a layer as wide as the model in reward
+    models (models/qwen2_rm.py)."""
+    named = str((listed(model, "architectures") or [""])[0])
+    hidden, labels = count(model, "hidden_size"), model.config.get("id2label")
+    of_tokens = bool(model.config.get("classifier_from_token"))  # the share of one of two (models/adapters.py)
+    known = 1 if of_tokens else len(labels) if isinstance(labels, Mapping) else _LABELS
+    score = hidden * count(model, "num_labels", known)
+    if named.endswith("RewardModel"):
+        return (hidden * hidden * _WIDE, hidden * _WIDE, score * _WIDE, score // hidden * _WIDE)
+    return (score * _WIDE,) if named.endswith("ForSequenceClassification") else ()
 
 
 def is_linear(rope: Mapping[str, object]) -> bool:

@@ -113,9 +113,10 @@ def layout_of(
     draft: Shape | None = None,
     *,
     prefixes: bool = True,
+    encoded: int = 0,
 ) -> Layout:
     """The groups of a model of this shape (``get_kv_cache_groups``): of all stages' layers together, whichever has
-    them."""
+    them. ``encoded``: the most tokens of an encoder's, which a request has blocks for where layers attend to them."""
     if shape.state is not None:
         specs, block_size = _state_specs(shape, tp, block_size, cache_bytes, prefixes=prefixes)
     else:
@@ -124,6 +125,8 @@ def layout_of(
             for window, heads in zip(shape.windows, shape.cached or (None,) * shape.layers, strict=True)
             if heads != NO_CACHE
         ]
+    if shape.crosses:
+        specs += [replace(one, states=cdiv(encoded, block_size)) for one in specs]
     if draft is not None:  # on the last stage, as its layers are
         specs += [_spec(draft, tp, block_size, cache_bytes, window) for window in draft.windows]
     own = shape.own
@@ -141,7 +144,8 @@ def _state_specs(shape: Shape, tp: int, block_size: int, cache_bytes: int, *, pr
     if not shape.attends:
         return [Spec(page, states=1 + drafted)] * shape.layers, block_size
     token = _spec(shape, tp, 1, cache_bytes, None).page_bytes
-    size = max(block_size, cdiv(page, block_size * token) * block_size)
+    step = block_size if shape.latent is None else max(block_size, _LATENT_STEP)
+    size = max(block_size, cdiv(page, step * token) * step)
     states = (_ALIGNED_STATES + shape.state.checkpoints if prefixes else 1) + drafted
     attention, state = Spec(size * token), Spec(size * token, states=states)
     if shape.states:
@@ -149,6 +153,8 @@ def _state_specs(shape: Shape, tp: int, block_size: int, cache_bytes: int, *, pr
     return [attention if layer in shape.attends else state for layer in range(shape.layers)], size
 
 
+#: Tokens that blocks of latent keys are a multiple of beside states (``_align_hybrid_block_size``).
+_LATENT_STEP = 128
 #: States of a request where prefixes are kept (``MambaSpec.max_memory_usage_bytes``).
 _ALIGNED_STATES = 2
 

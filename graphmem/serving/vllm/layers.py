@@ -70,6 +70,11 @@ class WeightMethod(ABC):
         """True if Marlin's kernels multiply experts, else Triton's (fused_moe/experts/marlin_moe.py)."""
         return False
 
+    @property
+    def tile(self) -> int:
+        """Rows of a tile of experts' kernels for large batches (``get_default_config``, fused_moe/fused_moe.py)."""
+        return 128
+
     def narrowed(self, rows: int, width: int) -> list[int]:
         """Bytes of what so many rows are quantised to before experts multiply them, with their scales."""
         return []
@@ -77,6 +82,11 @@ class WeightMethod(ABC):
     @property
     def by_cutlass(self) -> bool:
         """True if CUTLASS's do (fused_moe/experts/cutlass_moe.py)."""
+        return False
+
+    @property
+    def in_four_bits(self) -> bool:
+        """True if CUTLASS's multiply experts in four bits, of rows that are copied in their order and quantised."""
         return False
 
     @property
@@ -126,14 +136,12 @@ class WeightMethod(ABC):
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:  # noqa: B027
         """``process_weights_after_loading``; by default they stay as they were loaded."""
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
-        """The parameters of so many experts."""
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
+        """The parameters of so many experts, of ``parts`` products of their width: gate and up, or one."""
+        both = {"w13": self.tensors(hidden, [width] * parts), "w2": self.tensors(width, [hidden])}
         made = {}
-        for part, inputs, outputs in (("w13", hidden, [width, width]), ("w2", width, [hidden])):
-            tensors = self.tensors(inputs, outputs)
-            for one in self.of_experts:
-                if one in tensors:
-                    made[f"{name}.{part}_{one}"] = run.new(count * tensors[one], f"{name}.{part}_{one}")
+        for part, one in ((part, one) for one in self.of_experts for part in both if one in both[part]):
+            made[f"{name}.{part}_{one}"] = run.new(count * both[part][one], f"{name}.{part}_{one}")
         run.named |= made
         return list(made.values())
 

@@ -81,9 +81,11 @@ def start(
         model = families.family(run, shape)
         if settings.more.pools and not shape.tied:  # ``as_embedding_model`` lets go of the head (models/adapters.py)
             run.free(model.head.weight)
+        for size in shape.pooled:
+            run.new(size, "score")
         if not shape.linear.online:  # else each layer is quantised as soon as it is loaded (reload/layerwise.py)
             run.empty_cache()
-        if isinstance(shape.linear, Unquantized):
+        if isinstance(shape.linear, Unquantized) and not shape.imports_compressed:
             run.once("table of compressed-tensors", COMPRESSED_TENSORS_TABLE)
         for layer in run.encoder_layers:
             layer.finish()

@@ -144,10 +144,10 @@ class Packed(WeightMethod):
     def by_marlin(self) -> bool:
         return not self.unpacks
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
         """GPTQ's have biases besides, which are let go where the checkpoint has none."""
-        made = super().make_experts(run, name, count, hidden, width)
-        for part, columns in (("w13", 2 * width), ("w2", hidden)) if self.drops_zeros else ():
+        made = super().make_experts(run, name, count, hidden, width, parts)
+        for part, columns in (("w13", parts * width), ("w2", hidden)) if self.drops_zeros else ():
             label = f"{name}.{part}_bias"
             run.named[label] = run.new(count * columns * self.itemsize, label)
         return made
@@ -155,13 +155,14 @@ class Packed(WeightMethod):
     def finish_experts(self, run: Run, name: str, count: int) -> None:
         """``_process_weights_marlin``, ``_process_awq_weights_marlin`` (fused_moe/oracle/int_wna16.py): all parts are
         made anew, expert by expert, and then the old ones let go. Zero points are unpacked to 32 bits on the way.
-        GPTQ's are turned around before it, and back within (``AutoGPTQMoEMethod``)."""
+        GPTQ's are turned around before it, and back within (``AutoGPTQMoEMethod``); compressed-tensors' are turned."""
         parts = [f"{name}.{part}_{one}" for one in ("qweight", "scales", "qzeros") for part in ("w13", "w2")]
         parts = [one for one in parts if one in run.named]
         sizes = [run.named[one].bytes for one in parts]
-        turned, back = ([run.new(size) for size in sizes] if self.drops_zeros else [] for _ in range(2))
+        turns = 2 * self.drops_zeros or int(self.shape_tensor)
+        turned = [run.new(size) for _ in range(turns) for size in sizes]
         made = [self._repacked_experts(run, *one, count) for one in zip(parts, sizes, strict=True)]
-        run.free(*back, *turned)
+        run.free(*reversed(turned))
         for one, new in zip(parts, made, strict=True):
             run.free(run.named[one])
             run.named[one] = new
@@ -209,6 +210,10 @@ class Float8(WeightMethod):
     @property
     def by_cutlass(self) -> bool:
         return self.grouped and self.native and self.block <= 0
+
+    @property
+    def tile(self) -> int:
+        return 64 if self.block > 0 else super().tile
 
     def narrowed(self, rows: int, width: int) -> list[int]:
         return [rows * width, self._scales(rows, width)] if self.narrows else []
@@ -340,9 +345,9 @@ class Float4(WeightMethod):
         found = {"weight": values // 2, "scale": scales * (1 if self.nested else self.scale_bytes)}
         return found | ({"scale_of_scales": cdiv(scales, self.nested) * self.scale_bytes} if self.nested else {})
 
-    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int) -> list[Tensor]:
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
         """Scales of experts are unpacked."""
-        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width)
+        return WeightMethod.make_experts(replace(self, nested=0), run, name, count, hidden, width, parts)
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         if not self.unpacks:
@@ -362,11 +367,11 @@ class Float4(WeightMethod):
         return (cdiv(hidden, 256) * 256, cdiv(width, 128) * 128) if self.padded_experts else (hidden, width)
 
     def finish_experts(self, run: Run, name: str, count: int) -> None:
-        """``prepare_moe_mxfp4_layer_for_marlin`` (quantization/utils/marlin_utils_fp4.py): all parts are made anew, and
-        then the old ones let go; scales are 16 bits wide on the way."""
+        """``prepare_moe_mxfp4_layer_for_marlin``, and NVFP4's (quantization/utils/marlin_utils_fp4.py): all parts are
+        made anew, and then the old ones let go; scales are 16 bits wide on the way."""
         if self.sorted_experts:
             self._swizzle(run, name, count)
-        if not self.padded_experts:
+        if not self.by_marlin:
             return
         made = {}
         for part in ("w13", "w2"):
@@ -438,6 +443,19 @@ class NvFloat4(Float4):
 
     inputs: bool = True
     divisors: bool = False
+
+    @property
+    def in_four_bits(self) -> bool:
+        return self.native
+
+    @property
+    def by_marlin(self) -> bool:
+        return not self.native
+
+    def make_experts(self, run: Run, name: str, count: int, hidden: int, width: int, parts: int = 2) -> list[Tensor]:
+        """With scales of the whole, of weights and of inputs."""
+        made = super().make_experts(run, name, count, hidden, width, parts)
+        return [*made, *(run.new(count * one * 4, f"{name}.whole scales") for one in (parts, 1, parts, 1))]
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         values, whole = inputs * sum(outputs), len(outputs) * 4

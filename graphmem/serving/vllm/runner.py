@@ -96,6 +96,8 @@ class V2(ModelRunner):
             model.give(self.run.new(tokens * shape.hidden * shape.itemsize, "input embeddings", Category.BUFFER))
         if shape.position_rows:  # mm/rope.py, with a place more
             self.buffers("positions of M-RoPE", shape.position_rows * (tokens + 1) * 8)
+        if shape.crosses:
+            self.buffers("lengths of what was encoded", self.batch.requests * 4)
         state_index(self.run, self.shape)
         if self.encodes:  # a block table and slots that nobody reads (model_states/encoder_only.py)
             self.buffers("attention metadata", self.batch.requests * 4, tokens * 8)

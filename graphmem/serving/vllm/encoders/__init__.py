@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +18,9 @@ from graphmem.serving.base import Question, ServedModel
 from graphmem.serving.values import counted, mapping, rope_of
 from graphmem.serving.vllm import arguments, versions
 from graphmem.serving.vllm.arguments import Arguments
-from graphmem.serving.vllm.encoders import internvl, llava, qwen
+from graphmem.serving.vllm.encoders import glm, internvl, llava, qwen, whisper
 from graphmem.serving.vllm.encoders.budget import Pictured, limits_of, profiled
+from graphmem.serving.vllm.models import whisper as decoder
 from graphmem.serving.vllm.models.base import Shape
 from graphmem.serving.vllm.settings import Settings
 from graphmem.sources.configurations import read
@@ -30,7 +31,8 @@ class _Family:
     """``text``: the language model's ``model_type`` where its own configuration names none that is known; ``varied``:
     the processor's file limits the size of items; ``tied``: the default of transformers' configuration for its
     embeddings; ``processor``: values of the processor that are followed; ``encoders``: their ``model_type``, where the
-    family has several."""
+    family has several; ``within``: where the encoder's configuration is, empty for beside the others; ``most``: items
+    of each modality; ``names``: of the language model's sizes, where they are others."""
 
     module: ModuleType
     modalities: tuple[str, ...]
@@ -39,6 +41,9 @@ class _Family:
     tied: bool = False
     processor: tuple[str, ...] = ()
     encoders: tuple[str, ...] = ()
+    within: str = "vision_config"
+    most: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 _PIXELS = ("min_pixels", "max_pixels", "size")
@@ -49,6 +54,9 @@ _FAMILIES: dict[str, _Family] = {
     "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe", varied=True, processor=_PIXELS),
     "qwen3_5": _Family(qwen, ("image", "video"), "qwen3_5_text", varied=True, processor=_PIXELS),
     "qwen3_5_moe": _Family(qwen, ("image", "video"), "qwen3_5_moe_text", varied=True, processor=_PIXELS),
+    "glm4v": _Family(glm, ("image", "video"), "glm4", varied=True, processor=_PIXELS),
+    "glm4v_moe": _Family(glm, ("image", "video"), "glm4_moe", varied=True, processor=_PIXELS),
+    "whisper": _Family(whisper, ("audio",), decoder.KIND, within="", most=1, names=decoder.NAMES),
     "internvl": _Family(
         internvl, ("image", "video"), "qwen2", processor=("crop_to_patches", "max_patches", "min_patches")
     ),
@@ -63,6 +71,8 @@ _FAMILIES: dict[str, _Family] = {
 _OF_REQUESTS = ("fps", "num_frames", "do_sample_frames")
 #: ``model_type`` of language models within others that are those of another name.
 _SAME = {
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
@@ -101,6 +111,7 @@ def language_model(question: Question, followed: tuple[str, ...]) -> Question:
     if kind in followed or (family is None and not isinstance(text, Mapping)):
         return question
     own = dict(text) if isinstance(text, Mapping) else _flat(model)
+    own |= {name: own[other] for name, other in (family.names if family else {}).items() if other in own}
     own_kind = own.get("model_type", family.text if family else kind)
     own["model_type"] = _SAME.get(str(own_kind), family.text if family and own_kind == kind else own_kind)
     inherited = {name: model.config[name] for name in _INHERITED if name in model.config}
@@ -146,9 +157,10 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
         shape = replace(shape, position_rows=len(sections))
     around, more = model.around, settings.more
     family = _FAMILIES.get(str(around.config.get("model_type"))) if around is not None else None
+    shape = replace(shape, imports_compressed=shape.imports_compressed or (family is not None and family.module is glm))
     if around is None or family is None or more.text_only:
         return shape
-    limits = limits_of(json.loads(more.items_per_prompt), family.modalities)
+    limits = limits_of(json.loads(more.items_per_prompt), family.modalities, family.most)
     if not any(limits.values()):
         return shape
     if not question.device.limits.bfloat16:  # TORCH_SDPA (platforms/cuda.py, ``get_supported_vit_attn_backends``)
@@ -231,9 +243,9 @@ def _outer(around: ServedModel, model: ServedModel) -> ServedModel:
 
 
 def _vision(around: ServedModel, family: _Family) -> ServedModel:
-    config = mapping(around, "vision_config")
+    config = mapping(around, family.within) if family.within else around.config
     if not config:
-        raise UsageError(f"{around.name} has no vision_config; as a language model: --language-model-only")
+        raise UsageError(f"{around.name} has no {family.within}; as a language model: --language-model-only")
     kind = config.get("model_type")
     if family.encoders and kind not in family.encoders:
         raise UsageError(

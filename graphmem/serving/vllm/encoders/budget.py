@@ -58,12 +58,13 @@ class Items:
         return f"{self.count} {self.modality} item{'s' if self.count > 1 else ''} of {self.tokens:,} tokens"
 
 
-def limits_of(asked: Mapping[str, object], modalities: tuple[str, ...]) -> dict[str, int]:
-    """Items of every modality that a prompt may have. Raises :class:`UsageError`."""
+def limits_of(asked: Mapping[str, object], modalities: tuple[str, ...], most: int | None = None) -> dict[str, int]:
+    """Items of every modality that a prompt may have, where a model takes ``most``. Raises :class:`UsageError`."""
     for name in asked:
         if name not in modalities:
             raise UsageError(f"limit_mm_per_prompt of {shown(name)}; accepted for this model: {', '.join(modalities)}")
-    return {name: _limit(name, asked.get(name)) for name in modalities}
+    found = {name: _limit(name, asked.get(name)) for name in modalities}
+    return found if most is None else {name: min(most, limit) for name, limit in found.items()}
 
 
 def _limit(modality: str, value: object) -> int:

@@ -40,9 +40,11 @@ class Widths:
     inner: int
     heads: int
     itemsize: int
+    #: Whether there is no attention.
+    whole: bool = False
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads or self.head_dim > _WIDEST_HEAD:
+        if not self.whole and (self.hidden % self.heads or self.head_dim > _WIDEST_HEAD):
             raise UsageError(
                 f"the encoder's {self.heads} heads of {self.hidden} channels are not followed: FlashAttention takes "
                 f"heads of one width, up to {_WIDEST_HEAD}"
@@ -220,10 +222,10 @@ def feed_forward(run: Run, name: str, widths: Widths, layers: str = "fc", *, qui
 
 
 class GatedFeedForward:
-    """Gate and up in one product, which is held until the layer returns."""
+    """Gate and up in one product, which is held until the layer returns where it ``holds`` a name for it."""
 
-    def __init__(self, run: Run, name: str, widths: Widths, *, bias: bool) -> None:
-        self.run, self.name, self.size = run, name, widths.itemsize
+    def __init__(self, run: Run, name: str, widths: Widths, *, bias: bool, holds: bool = True) -> None:
+        self.run, self.name, self.size, self.holds = run, name, widths.itemsize, holds
         self.inner = shared(run, "intermediate channels", widths.inner)
         self.gate_up = linear(run, f"{name}.gate_up_proj", widths.hidden, [self.inner] * 2, self.size, bias=bias)
         self.down = linear(run, f"{name}.down_proj", self.inner, [widths.hidden], self.size, bias=bias, reduce=True)
@@ -234,7 +236,9 @@ class GatedFeedForward:
         acted = self.run.new(rows * self.inner * self.size, "activated")
         if given is not None:
             self.run.free(given)
-        return self.run.replacing(acted, both, self.down(rows))
+        if not self.holds:
+            self.run.free(both)
+        return self.run.replacing(acted, *[both] * self.holds, self.down(rows))
 
 
 class Block(ABC):

@@ -85,7 +85,11 @@ class Qwen(Encoder):
         return self.grid.patches * self.patch_values * (1 if self.normalises else self.widths.itemsize)
 
     def tower(self, run: Run, batch: Batch) -> Tower:
-        return _ByItems(run, self, batch) if self.by_items else _TOWERS[self.kind](run, self, batch)
+        return _ByItems(run, self, batch) if self.by_items else self.whole(run, batch)
+
+    def whole(self, run: Run, batch: Batch) -> Tower:
+        """All of it on this rank, or a share of every layer."""
+        return _TOWERS[self.kind](run, self, batch)
 
 
 def tokens_of(asked: Pictured, limits: Mapping[str, int]) -> dict[str, int]:
@@ -138,10 +142,10 @@ def _grids(asked: Pictured) -> tuple[Grid, Grid]:
     vision, length = asked.vision, asked.length
     merge = count(vision, "spatial_merge_size", 2)
     unit = count(vision, "patch_size", 14) * merge
-    down, across = _largest(_pixels(asked, "images_kwargs", PIXELS[asked.kind]) // unit**2)
+    down, across = _largest(pixels_of(asked, "images_kwargs", PIXELS[asked.kind]) // unit**2)
     image = Grid(1, down * merge, across * merge)
     if asked.kind in NEW:  # two frames, which are one patch deep, share the pixels of a video
-        pixels = _pixels(asked, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
+        pixels = pixels_of(asked, "videos_kwargs", VIDEO_PIXELS) // count(vision, "temporal_patch_size", 2)
         down, across = _largest(pixels // unit**2)
         return image, Grid(1, down * merge, across * merge)
     pairs = max(1, length // (down * across))  # of frames
@@ -157,7 +161,7 @@ def stamped(asked: Pictured) -> tuple[Grid, int, int]:
     merge, deep = count(vision, "spatial_merge_size", 2), count(vision, "temporal_patch_size", 2)
     unit = count(vision, "patch_size", 14) * merge
     image, _ = _grids(asked)
-    pixels = _pixels(asked, "videos_kwargs", VIDEO_PIXELS)
+    pixels = pixels_of(asked, "videos_kwargs", VIDEO_PIXELS)
     sides = [side // merge * unit for side in (image.height, image.width)]
 
     def grid(frames: int) -> Grid:
@@ -183,7 +187,7 @@ def _largest(patches: int) -> tuple[int, int]:
     raise UsageError("the largest image has less than one patch; give a larger max_pixels")
 
 
-def _pixels(asked: Pictured, scope: str, otherwise: int) -> int:
+def pixels_of(asked: Pictured, scope: str, otherwise: int) -> int:
     """The most of an item: ``max_pixels``, or the longest "edge" of ``size``, of the call before the processor's own
     (``_get_vision_size``)."""
     found = otherwise
@@ -256,8 +260,8 @@ class _GatedBlock(parts.Block):
         return run.replacing(fed, *added, attended, run.new(fed.bytes, "added"))
 
 
-class _Tower(Tower):
-    """The common part of the three encoders."""
+class PatchTower(Tower):
+    """The common part of encoders of patches."""
 
     blocks: Sequence[parts.Block]
 
@@ -321,7 +325,7 @@ class _Tower(Tower):
         return patches * 2 * (self.shape.widths.head_dim // 4) * self.shape.widths.itemsize
 
 
-class _Qwen2(_Tower):
+class _Qwen2(PatchTower):
     """``Qwen2VisionTransformer``."""
 
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
@@ -341,7 +345,7 @@ class _Qwen2(_Tower):
         return [run.replacing(hidden, ends, *turned, self.merger(self.rows))]
 
 
-class _Qwen25(_Tower):
+class _Qwen25(PatchTower):
     """``Qwen2_5_VisionTransformer``: layers attend within windows but for some."""
 
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
@@ -390,7 +394,7 @@ class _Qwen25(_Tower):
         return [run.new(one) for one in (size * items, size * items, *ends, merged * 8, merged * 8)]
 
 
-class _Qwen3(_Tower):
+class _Qwen3(PatchTower):
     """``Qwen3_VisionTransformer``: learned positions, and states of some layers beside the last ones."""
 
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
@@ -433,7 +437,7 @@ class _ByItems(Tower):
         self.share = cdiv(self.items, run.tp)
         own = replace(shape, items=replace(shape.items, count=self.share))
         with run.alone():
-            self.tower = _TOWERS[shape.kind](run, own, batch)
+            self.tower = own.whole(run, batch)
         self.patch_bytes = shape.pixels_bytes
 
     def inputs(self) -> Tensor:

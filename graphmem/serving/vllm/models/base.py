@@ -220,6 +220,12 @@ class Shape:
     value_dim: int = 0
     #: Bytes of an element of rotary tables that are wider than the model until they are used first.
     rope_bytes: int = 0
+    #: Whether layers attend to what an encoder made too, which has blocks of its own.
+    crosses: bool = False
+    #: Whether compressed-tensors is imported by the model's own file, before anything is made on the card.
+    imports_compressed: bool = False
+    #: Bytes of the parameters that a model that pools has behind its layers.
+    pooled: tuple[int, ...] = ()
     #: Whether windows begin anew after as many tokens.
     in_chunks: bool = False
 

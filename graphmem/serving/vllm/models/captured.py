@@ -27,7 +27,7 @@ from graphmem.trace import Category
 #: of the head too (``embedding_modules``, model_executor/models). Transformers' code takes those of embeddings.
 ADAPTED = {
     "apertus": (True, True), "cohere": (True, False), "cohere2": (True, False), "exaone4": (True, True),
-    "glm4": (False, False), "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
+    "granite": (True, True), "hyperclovax": (True, True), "nemotron": (True, True),
 }  # fmt: skip
 #: ``model_type`` whose rotary tables are made before the projections of attention; other models make them behind.
 _TABLES_FIRST = ("gpt_oss",)
@@ -45,7 +45,9 @@ class Table:
 
 
 class Captured(Family):
-    """The model."""
+    """The model. Embeddings may come from an encoder's buffer (``_given``)."""
+
+    _given: Tensor | None = None
 
     def __init__(self, run: Run, shape: Shape) -> None:
         assert shape.backend is not None
@@ -169,6 +171,9 @@ class Captured(Family):
             of_module.setdefault(name.rpartition(".")[0], []).append(linear)
         return [one for own in of_module.values() for one in sorted(own, key=lambda each: len(each.outputs) > 1)]
 
+    def give(self, embeddings: Tensor) -> None:
+        self._given = embeddings
+
     def forward(self, tokens: int) -> Tensor:
         alive: dict[int, Tensor] = {}
         self._replay(self.backend.forward, tokens, alive)
@@ -177,7 +182,7 @@ class Captured(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
-        if self.plan is not None:
+        if self.plan is not None and self._given is None:
             with self.run.as_compiled():
                 return pieces_of(self.run, self.plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
@@ -192,7 +197,7 @@ class Captured(Family):
 
     def _output(self, alive: dict[int, Tensor]) -> Tensor:
         output = alive.pop(self.backend.output)
-        self.run.free(*alive.values())
+        self.run.free(*(one for one in alive.values() if one is not self._given))
         return output
 
     def _replay(
@@ -202,7 +207,8 @@ class Captured(Family):
         run = self.run
         for one in happenings:
             if one.kind == "free":
-                run.free(alive.pop(one.storage))
+                gone = alive.pop(one.storage)
+                run.free(*[gone] * (gone is not self._given))
             elif one.kind == "returned":
                 alive[one.storage] = self._returned(one, tokens)
             elif one.kind == "cublas":
@@ -232,6 +238,8 @@ class Captured(Family):
         layer = self._experts.get(one.name) or self._states.get(one.name) or self._latents.get(one.name)
         if layer is not None:
             return layer(tokens)
+        if one.name in self._tables and self._given is not None:
+            return self._given
         if one.name in self._tables:
             return self._tables[one.name](tokens)
         norm, row = self._norms[one.name], one.token_bytes

@@ -333,9 +333,13 @@ class Decoder(Family):
         if not self.shape.own.last:
             self._sent = residual
             return hidden
-        normed, added = self.norm.added(tokens, hidden, residual)
+        normed, added = self.last(tokens, hidden, residual)
         run.free(*[old for old in dict.fromkeys((hidden, residual, added)) if old not in (normed, *kept)])
         return normed
+
+    def last(self, tokens: int, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(hidden states behind the last layer, the sum that they are the norm of)."""
+        return self.norm.added(tokens, hidden, residual)
 
     def _entered(self, tokens: int) -> tuple[Tensor, Tensor | None]:
         """(hidden, residual) before the first layer of this stage."""

@@ -16,7 +16,7 @@ from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import ExpertShape
 from graphmem.trace import Category
 
-#: Rows of a tile of the kernels for large batches (fused_moe/fused_moe.py, ``get_default_config``).
+#: Rows that triton_kernels sort together.
 _TILE = 128
 #: Tiles of Marlin's, and the share of one that an expert's tokens do not fill (``fused_marlin_moe``).
 _MARLIN_TILES, _MARLIN_FULL = (8, 16, 32, 48, 64), 0.9
@@ -24,6 +24,8 @@ _MARLIN_TILES, _MARLIN_FULL = (8, 16, 32, 48, 64), 0.9
 _BESIDE_TOKENS = 256
 #: Indices that are kept of every permuted token, and tokens of a tile of CUB's radix sort (384 threads, 16 each).
 _PERMUTED, _SORTED = 7, 6144
+#: VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE (envs.py).
+_MOST_FOUR_BITS = 163_840
 #: Experts that one kernel chooses among without scratch.
 _MOST_FUSED = 256
 
@@ -35,10 +37,15 @@ class Experts:
         self.run, self.name, self.shape, self.experts = run, name, shape, experts
         size, plain = shape.itemsize, Unquantized(shape.itemsize)
         self.method = shape.linear.of(f"{name}.experts")
-        self.hidden, self.width = self.method.padded(shape.hidden, experts.width // run.experts.slices)
+        computes = run.device.capability
+        wide = experts.wide_elsewhere and computes != (9, 0) and computes[0] != 10
+        self.router_bytes, self.parts = 4 if wide else experts.router_bytes, 1 + experts.gated
+        slices = run.experts.slices
+        width = max(experts.width // slices, experts.least * (slices > 1))
+        self.hidden, self.width = self.method.padded(shape.hidden, width)
         self.local = cdiv(experts.count + run.experts.redundant, run.experts.ranks)
         if experts.routed:
-            routed = experts.router_bytes or size
+            routed = self.router_bytes or size
             self.gate = Linear(
                 run, f"{name}.gate", shape.hidden, [experts.count], Unquantized(routed), routed, bias=experts.bias
             )  # fmt: skip
@@ -49,16 +56,16 @@ class Experts:
             gate = Linear(run, f"{name}.shared_expert_gate", shape.hidden, [1], plain, size)
         self.shared: FeedForward | None = None
         if experts.shared_width:
-            holds = Style(holds_gate_up=experts.holds_shared)
+            holds = Style(holds_gate_up=experts.holds_shared, gated=experts.gated)
             self.shared = FeedForward(
                 run, f"{name}.shared_experts", shape, holds, experts.shared_width, reduces=False, gate=gate,
                 whole=run.experts.sliced,
             )  # fmt: skip
         if run.experts.ranks > 1:  # which experts are here (fused_moe/expert_map_manager.py)
             run.new((experts.count + run.experts.redundant) * 4, f"{name}.experts.map", Category.BUFFER)
-        self.method.make_experts(run, f"{name}.experts", self.local, self.hidden, self.width)
+        self.method.make_experts(run, f"{name}.experts", self.local, self.hidden, self.width, self.parts)
         if experts.bias:
-            for part, width in (("w13", 2 * self.width), ("w2", self.hidden)):
+            for part, width in (("w13", self.parts * self.width), ("w2", self.hidden)):
                 label = f"{name}.experts.{part}_bias"
                 run.named[label] = run.new(self.local * width * size, label)
 
@@ -118,12 +125,12 @@ class Experts:
     def _scores(self, tokens: int) -> Tensor:
         """``GateLinear``: inputs are made as wide as its weight (layers/fused_moe/router/gate_linear.py)."""
         run, experts, size = self.run, self.experts, self.shape.itemsize
-        if experts.router_bytes <= size:
+        if self.router_bytes <= size:
             if experts.score_bytes <= size:
                 return self.gate(tokens)
             run.enter(self.gate.name)
             return run.matmul(tokens * experts.count * experts.score_bytes)
-        wide = run.new(tokens * self.shape.hidden * experts.router_bytes, "tokens as wide as the router")
+        wide = run.new(tokens * self.shape.hidden * self.router_bytes, "tokens as wide as the router")
         return run.replacing(wide, self.gate(tokens))
 
     def _beside(self, tokens: int) -> Tensor | None:
@@ -145,7 +152,11 @@ class Experts:
             gathered.append(run.new(total * self.shape.hidden * size, "tokens of all replicas"))
             gathered += [run.new(total * chosen * 4, "experts of tokens of all replicas") for _ in range(2)]
         gathered += [run.new(one, "quantised tokens") for one in self.method.narrowed(total, self.hidden)]
-        wide, row = max(2 * self.width, self.hidden), total * chosen * size
+        if self.method.in_four_bits:
+            self._multiply_in_four_bits(total * chosen)
+            run.free(*reversed(gathered))
+            return
+        wide, row = max(self.parts * self.width, self.hidden), total * chosen * size
         if run.keeps_scratch:
             run.scratch(row * (max(self.width, self.hidden) + wide))
         else:  # ``fused_experts`` (fused_moe/fused_moe.py)
@@ -161,9 +172,25 @@ class Experts:
         run.free(*[run.new(one, "quantised products") for one in self.method.narrowed(total * chosen, self.width)])
         if self.method.by_marlin:
             marlin_locks(run)
-            for columns in (2 * self.width, self.hidden):
+            for columns in (self.parts * self.width, self.hidden):
                 marlin_sums(run, columns, tile, padded)
         run.free(*reversed(aligned), *reversed(gathered))
+
+    def _multiply_in_four_bits(self, rows: int) -> None:
+        """``run_cutlass_moe_fp4`` (fused_moe/experts/cutlass_moe.py): rows are copied in the order of their experts and
+        quantised, with room for the scales of as many tokens as there may be, and put back and weighed in the end."""
+        run, size, chosen, inner = self.run, self.shape.itemsize, self.experts.chosen, self.parts * self.width
+        run.scratch(rows * size * (max(2 * inner, self.hidden) + inner))
+        counts = [self.local + 1, self.local + 1, self.local * 3, self.local * 3, rows, rows]
+        held = [run.new(one * 4) for one in counts]
+        held.append(run.new(rows * self.hidden * size, "rows by expert"))
+        for width in (self.hidden, self.width):
+            run.temporary(rows * width // 2, _MOST_FOUR_BITS * chosen * cdiv(width // 16, 4) * 4)
+        held.append(run.new(rows * self.hidden * size, "rows put back"))
+        weights = run.new(rows * size)
+        held.append(run.replacing(weights, run.new(rows * self.hidden * size, "weighed")))
+        run.temporary(rows // chosen * self.hidden * size)
+        run.free(*reversed(held))
 
     def _permute(self, rows: int) -> None:
         """Tokens in the order of their experts, by indices that stay for all layers (``MoEPermuteScratch``,
@@ -198,7 +225,7 @@ class Experts:
     def _tile(self, tokens: int) -> int:
         """Rows of a tile of the kernels: Marlin's are the fewer the fewer tokens an expert has."""
         if not self.method.by_marlin:
-            return _TILE
+            return self.method.tile
         rows = tokens * self.experts.chosen / self.local
         return next((one for one in _MARLIN_TILES if rows / one < _MARLIN_FULL), _MARLIN_TILES[-1])
 
@@ -239,7 +266,7 @@ def _make_layer(run: Run, shape: Shape, name: str) -> list[Tensor]:
     assert shape.experts is not None
     local = cdiv(shape.experts.count + run.experts.redundant, run.experts.ranks)
     width = shape.experts.width // run.experts.slices
-    return shape.linear.of(name).make_experts(run, name, local, shape.hidden, width)
+    return shape.linear.of(name).make_experts(run, name, local, shape.hidden, width, 1 + shape.experts.gated)
 
 
 def rearrange(run: Run, shape: Shape) -> None:

@@ -22,6 +22,7 @@ class Style:
     ``quantises_activation``: the activation writes what the next product reads, where that has a kernel for it
     (``maybe_fused_act_quant``, layers/fusion/fused_act_quant.py). ``fused``: checkpoints have queries, keys and values
     in one matrix, and gate and up, so adapters do (``packed_modules_mapping`` of phi3.py).
+    ``gated``: the feed-forward layer has a gate.
     """
 
     norm: str = "rms"
@@ -34,6 +35,7 @@ class Style:
     makes_tied_head: bool = True
     first_norm: bool = True
     adapts_tables: bool = True
+    gated: bool = True
     quantises_activation: bool = False
     fused: bool = False
 
@@ -57,7 +59,9 @@ class FeedForward:
         self.width = (shape.intermediate if width is None else width) // (1 if whole else run.tp)
         method, bias = shape.linear, shape.mlp_bias
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
-        self.gate_up_proj = Linear(run, both, shape.hidden, [self.width] * 2, method, self.size, bias=bias)
+        self.gate_up_proj = Linear(
+            run, both, shape.hidden, [self.width] * (1 + style.gated), method, self.size, bias=bias
+        )
         self.down_proj = Linear(
             run, down, self.width, [shape.hidden], method, self.size, bias=bias, reduce=reduces
         )  # fmt: skip

@@ -3,7 +3,7 @@ layers/attention/mla_attention.py)."""
 
 from __future__ import annotations
 
-from graphmem.serving.vllm.layers import AttentionScales, Linear, cdiv, rotary, turned_by_halves
+from graphmem.serving.vllm.layers import AttentionScales, Linear, Unquantized, cdiv, rotary, turned_by_halves
 from graphmem.serving.vllm.models.base import LatentShape, Shape
 from graphmem.serving.vllm.run import Run, Tensor
 
@@ -19,6 +19,25 @@ def unpack_context(run: Run, shape: Shape, latent: LatentShape) -> None:
     wanted = max(_FULL_REQUESTS * batch.length, _PAGES * batch.requests * batch.block_size)
     tokens = cdiv(max(min(wanted, _MOST_TOKENS), batch.block_size), batch.block_size) * batch.block_size
     run.temporary(tokens * (shape.heads // run.tp) * (latent.nope + latent.value) * shape.itemsize)
+
+
+class UnpackedScales(AttentionScales):
+    """With them what unpacks keys and values is made plain where it is quantised, and stays (``split_kv_b_proj``,
+    ``scaled_dequantize``): what decoding multiplies queries and outputs with are views of it."""
+
+    def __init__(self, run: Run, name: str, unpacking: Linear) -> None:
+        super().__init__(run, name)
+        self._unpacking = unpacking
+
+    def finish(self) -> None:
+        super().finish()
+        one = self._unpacking
+        values = one.inputs * sum(one.outputs)
+        if not isinstance(one.method, Unquantized):
+            # In fp32: scales of more than the whole, values, and their product.
+            scales = [self.run.new(values * 4)] if getattr(one.method, "block", 1) else []
+            product = self.run.replacing(self.run.new(values * 4), self.run.new(values * 4))
+            self.run.replacing(product, *scales, self.run.new(values * one.itemsize, f"{one.name} made plain"))
 
 
 class LatentAttention:
@@ -45,13 +64,13 @@ class LatentAttention:
             self.down = linear("kv_a_proj_with_mqa", hidden, [self.compressed])
             self.up = linear("q_proj", hidden, [queries])
         run.new(latent.kv_rank * size, f"{name}.kv_a_layernorm.weight")
-        linear("kv_b_proj", latent.kv_rank, [self.heads * (latent.nope + latent.value)])
+        unpacking = linear("kv_b_proj", latent.kv_rank, [self.heads * (latent.nope + latent.value)])
         self.o_proj = linear("o_proj", self.heads * latent.value, [hidden], reduce=True)
         rope = (None, shape.rope_positions, latent.rope)
         if rope not in ropes:
             ropes.add(rope)
             rotary(run, f"{name}.rotary_emb", shape.rope_positions, latent.rope, size, scaled=shape.rope_scaled)
-        self.scales = AttentionScales(run, f"{name}.mla_attn")
+        self.scales = UnpackedScales(run, f"{name}.mla_attn", unpacking)
 
     def finish(self) -> None:
         """After loading."""

@@ -117,9 +117,10 @@ class Mixer:
         product = run.replacing(activated, run.new(wide))
         rows = tokens * 4 * (1 if self.state.groups == 1 else self.own.groups)
         mean = run.replacing(run.new(wide), run.new(rows))
-        run.temporary(rows, rows)
-        normed = run.replacing(product, run.new(wide))
-        return run.replacing(run.new(narrow), normed, mean, run.new(narrow, "gated and normed"))
+        sums = [run.new(rows), run.new(rows)] if self.state.groups == 1 else []  # of all ranks, and divided
+        root = run.replacing(run.new(rows), run.new(rows))
+        normed = run.replacing(root, product, run.new(wide))
+        return run.replacing(run.new(narrow), normed, mean, *sums, run.new(narrow, "gated and normed"))
 
     def _warm_up(self) -> None:
         """``_warmup_ssd_kernels``: a chunk without a state before it, then with one; the allocator's cache is emptied
