@@ -62,6 +62,8 @@ _BLOCK = 32
 _MOST_CAPTURES = 6
 #: So many of the smallest sizes may go another way than the others.
 _MOST_ODD = 2
+#: Events of a trace that takes hardly any time to write.
+_SHORT = 2000
 #: So many traces are written at a time: more take more memory, and hardly less time.
 _TOGETHER = 64
 
@@ -125,6 +127,11 @@ class SizedRuns:
     def is_own(self) -> bool:
         """Whether the template is of captures that were made here, not on another card."""
         return self.is_proven and len(self._samples) > 1
+
+    @property
+    def is_short(self) -> bool:
+        """Whether traces are so short that several are written in the time of one."""
+        return bool(self._runs) and all(len(run.trace) < _SHORT for run in self._runs.values())
 
     @property
     def may_learn(self) -> bool:
@@ -302,7 +309,7 @@ class SizedRuns:
         together = [one for one in self._expected[place : place + _TOGETHER] if self._reaches(one)] or [size]
         card = self._card(question)
         try:
-            self._traces = dict(zip(together, self._template.traces(together, card), strict=True))
+            self._traces |= dict(zip(together, self._template.traces(together, card), strict=True))
         except (NoTemplate, ValueError):  # for one of them
             self._traces = dict(zip([size], self._template.traces([size], card), strict=True))
         return self._traces.pop(size)

@@ -140,6 +140,8 @@ class _Search(Bracket):
         """The estimate of so many steps of the size, noted; by template where one is proven. Raises
         :class:`GraphmemError`."""
         value = count * self._step
+        if self._sized.is_proven:
+            self._look_ahead(count)
         say = labelled(self._say, f"{option_of(self._size).removeprefix('dim:')} {value:,}")
         is_written = self._sized.is_proven and not captured and self._sized.by_template(value) is not None
         if not is_written:
@@ -149,6 +151,18 @@ class _Search(Bracket):
         _check_step(estimate, self._size, value)
         self._note(value, estimate)
         return estimate
+
+    def _look_ahead(self, count: int) -> None:
+        """Have the sizes written that may be tried next, with the one of so many steps."""
+        if self._sized.is_short:
+            ends = sorted({self._low, self._high, *self._safe})
+            low = max((one for one in ends if one < count), default=0)
+            high = min((one for one in ends if one > count), default=self._bound)
+            near = {count + sign * width for sign in (-1, 1) for width in (1, 4, 16)}
+            counts = dict.fromkeys(
+                [*halvings(low, count, high, _AHEAD), *sorted(one for one in near if low < one < high)]
+            )
+            self._sized.expect([self._step * one for one in counts])
 
     @property
     def _unit(self) -> int:
@@ -200,11 +214,26 @@ class _NotServed(Exception):
     """A template does not serve a size."""
 
 
+#: Halvings of the interval that are written with a size: to open the card that is pretended takes as long as a dozen.
+_AHEAD = 3
+
+
+def halvings(low: int, count: int, high: int, times: int) -> list[int]:
+    """``count``, and the counts that a search may try next: the middles on both sides, and theirs."""
+    found, sides = [count], [(low, count), (count, high)]
+    for _ in range(times):
+        middles = [(start, (start + end) // 2, end) for start, end in sides if end - start > 1]
+        found += [middle for _, middle, _ in middles]
+        sides = [side for start, middle, end in middles for side in ((start, middle), (middle, end))]
+    return found
+
+
 class _ByTemplate(_Search):
     """A search that captures nothing."""
 
     def analysed(self, count: int, *, captured: bool = False) -> Estimate:
         value = count * self._step
+        self._look_ahead(count)
         if self._sized.by_template(value) is None:
             raise _NotServed
         estimate = stages.estimate_of(

@@ -15,15 +15,18 @@ from graphmem.errors import SourceError
 from graphmem.serving import gguf
 from graphmem.serving.base import ServedModel
 from graphmem.serving.caches import token_values
+from graphmem.serving.stored import FAMILIES
 from graphmem.sources.checkpoints import checkpoint_in
 from graphmem.sources.configurations import values_of
 from graphmem.sources.hub import cached_configuration, close_names, known_model, known_models
 
 
-def _compressed(words: str, bits: int, kind: str, strategy: str, inputs: dict[str, Any] | None = None) -> Any:
+def _compressed(
+    words: str, bits: int, kind: str, strategy: str, inputs: dict[str, Any] | None = None, size: int = 128
+) -> Any:
     """llm-compressor's configuration of all linear layers but the head."""
     weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": False}
-    group = {"targets": ["Linear"], "weights": weights | ({"group_size": 128} if strategy == "group" else {})}
+    group = {"targets": ["Linear"], "weights": weights | ({"group_size": size} if strategy == "group" else {})}
     groups = {"group_0": group | ({"input_activations": inputs} if inputs else {})}
     return words, {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
 
@@ -38,6 +41,9 @@ _QUANTISED: tuple[tuple[str, str, tuple[str, dict[str, Any]]], ...] = (
     (r"[-_](unsloth[-_])?bnb[-_]4bit", "", (
         "bitsandbytes, nf4",
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+    )),
+    (r"[-_]awq([-_](int4|4bit))?", "(cyankiwi|cpatonn)/", _compressed(
+        "4 bits in groups of 32", 4, "int", "group", size=32
     )),
     (r"[-_]awq([-_](int4|4bit))?", "", (
         "AWQ, 4 bits in groups of 128",
@@ -115,6 +121,14 @@ def _quantised(name: str) -> ServedModel | None:
     return None
 
 
+def known_by(name: str) -> str | None:
+    """The model of the table that a published name means, however that checkpoint is quantised; None for none."""
+    known = known_model(name)
+    if known is None and (quantised := _quantised(name)) is not None:
+        return quantised.name.partition(" (")[0]
+    return known
+
+
 def is_quantised(model: ServedModel, method: str | None) -> bool:
     """True if a configuration may be that of weights which an engine's log says are so quantised; None says nothing."""
     own = model.config.get("quantization_config")
@@ -122,7 +136,7 @@ def is_quantised(model: ServedModel, method: str | None) -> bool:
 
 
 def _method(name: object) -> str:
-    return str(name).removesuffix("_marlin").removeprefix("gpt_oss_")
+    return re.sub("_fp4$|_mixed$|_marlin$|^gpt_oss_", "", str(name))
 
 
 #: A difference of a token's bytes up to this part is none, as caches are printed in few digits.
@@ -132,6 +146,7 @@ _SAME_TOKEN = 0.02
 def models_like(model: ServedModel | None, architecture: str | None, method: str | None) -> Iterator[ServedModel]:
     """The model, or else those of the table with this class; as their checkpoints lie, and quantised by the method as
     that is done as a rule."""
+    values: dict[str, dict[str, Any]]
     values = known_models() if model is None else {model.name: {**model.config, "quantization_config": None}}
     seen = []
     for name, config in values.items():
@@ -139,6 +154,8 @@ def models_like(model: ServedModel | None, architecture: str | None, method: str
             continue
         packed = [(words, own) for _, _, (words, own) in _QUANTISED if own]
         ways = [(words, own) for words, own in packed if _method(own["quant_method"]) == _method(method)]
+        if "vision_config" in config:
+            ways = [(words, _with_plain_encoder(own)) for words, own in ways]
         for words, own in [("", config.get("quantization_config")), *ways]:
             whole = {**config, "quantization_config": own} if own else config
             if whole not in seen:
@@ -146,13 +163,20 @@ def models_like(model: ServedModel | None, architecture: str | None, method: str
                 yield ServedModel(f"{name} ({words})" if words else name, whole)
 
 
-def models_keeping(token: float, cards: int, element: int, method: str | None) -> Iterator[ServedModel]:
-    """Those of the table that keep so many bytes of a token, quantised as before."""
+def models_keeping(token: float, cards: int, element: int) -> Iterator[ServedModel]:
+    """Decoders of the table that keep so many bytes of a token, each configuration once."""
+    seen: list[dict[str, Any]] = []
     for name, config in known_models().items():
-        values = token_values(config, cards)
-        if values is not None and abs(values * element / token - 1) <= _SAME_TOKEN:
+        values = token_values(config, cards) if config.get("model_type") in FAMILIES else None
+        if values is not None and abs(values * element / token - 1) <= _SAME_TOKEN and config not in seen:
+            seen.append(config)
             yield ServedModel(name, config)
-            yield from models_like(ServedModel(name, config), None, method)
+
+
+def quantised_somehow(model: ServedModel) -> Iterator[ServedModel]:
+    """A model in every way that published checkpoints are quantised, as a rule."""
+    for method in sorted({own["quant_method"] for _, _, (_, own) in _QUANTISED if own}):
+        yield from models_like(model, None, method)
 
 
 def _classes(config: dict[str, Any]) -> list[str]:

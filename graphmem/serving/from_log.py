@@ -21,7 +21,14 @@ from graphmem.reports import Answer
 from graphmem.reports.document import Document, Facts, Items, Section, Text, section, table
 from graphmem.serving import ENGINES, engine_named
 from graphmem.serving.base import BASES, Question, Served, ServedModel, for_searches, spelled
-from graphmem.serving.configurations import is_quantised, model_named, model_of_log, models_keeping, models_like
+from graphmem.serving.configurations import (
+    is_quantised,
+    model_named,
+    model_of_log,
+    models_keeping,
+    models_like,
+    quantised_somehow,
+)
 from graphmem.serving.log_terms import (
     DECIDE,
     TOKEN,
@@ -36,6 +43,7 @@ from graphmem.serving.log_terms import (
 )  # fmt: skip
 from graphmem.serving.logs import Log, Reader, commands_in, lines_of, services_in, whole_number
 from graphmem.serving.shapes import Formula
+from graphmem.serving.stored import stored
 from graphmem.sources.checkpoints import Checkpoint
 from graphmem.units import format_bytes, parse_bytes
 
@@ -43,6 +51,8 @@ from graphmem.units import format_bytes, parse_bytes
 _EQUAL = 0.02
 #: Up to this part off are weights and a token's bytes of a model that is known by them, as packing differs.
 _SAME_MODEL = 0.01
+#: The parts of 16-bit weights that quantised ones are, from 4 bits on.
+_QUANTISED = (0.2, 0.8)
 #: Cards that are tried where a log does not name its own, nearest in memory first: each takes an answer of the engine,
 #: a second or less; and what is said of the one that is taken.
 _TRIED = 6
@@ -83,7 +93,10 @@ class LogReport(Answer):
     def decides(self) -> Term | None:
         """The figure that says how good the prediction is: of the cache."""
         found = {term.name: term for term in self.terms}
-        return next((found[name] for name in DECIDE if name in found), None)
+        known = [found[name] for name in DECIDE if name in found]
+        if self.prediction is None:  # of what lines come to the furthest off
+            return max(known, key=lambda term: abs(term.share or 0), default=None)
+        return next(iter(known), None)
 
     @property
     def differs(self) -> Term | None:
@@ -170,12 +183,8 @@ def _predicted(
     model, weights = asked.with_weights(model, cards[0])
     card = cards[0] if len(cards) == 1 else _nearest(asked, model, cards)
     question, left_out = asked.question(model, card)
-    try:
-        served = asked.engine.serve(question)
-    except UsageError as error:
-        if asked.options:
-            raise
-        raise NotPredicted(str(error)) from None
+    question, served, more = asked.served(question)
+    left_out += more
     if cards[1:]:
         served = replace(served, notes=(f"the log does not name its card: {card.name} {_TAKEN}", *served.notes))
     if weights:
@@ -220,11 +229,25 @@ class _Query:
         known = replace(model, checkpoint=Checkpoint({}, round(each) * self.cards))
         return (known, words) if self.serve(known, card) else (model, "")
 
+    def served(self, question: Question) -> tuple[Question, Served, tuple[str, ...]]:
+        """(the question, its answer, and the option that was left out), where the engine's model does not follow one.
+        Raises :class:`NotPredicted` where that is not what it lacks."""
+        try:
+            return question, self.engine.serve(question), ()
+        except UsageError as error:
+            if self.options:
+                raise
+            reason = NotPredicted(str(error))
+        for option in reversed(question.arguments):
+            without = question.with_(arguments=tuple(one for one in question.arguments if one != option))
+            with suppress(UsageError):
+                return without, self.engine.serve(without), (f"{option[0]} {option[1]}"[:100],)
+        raise reason
+
     def serve(self, model: ServedModel, card: Device) -> Served | None:
         """The answer; None where there is none."""
         with suppress(GraphmemError):
-            served: Served = self.engine.serve(self.question(model, card)[0])
-            return served
+            return self.served(self.question(model, card)[0])[1]
         return None
 
     def off(self, model: ServedModel, card: Device, names: Sequence[str]) -> float:
@@ -252,15 +275,9 @@ def _model(path: Path, asked: _Query, card: Device) -> tuple[ServedModel, frozen
     like = [*models_like(named, log.architecture, method)]
     if named is None and log.mentioned is not None:
         like.append(model_named(log.mentioned))
-    if (
-        named is None
-        and log.architecture is None
-        and "weights" in log.printed
-        and TOKEN in (figures := with_token(asked.reader, log))
-    ):
-        like += models_keeping(figures[TOKEN].value, asked.cards, asked.element, method)
-    tried = ((asked.off(one, card, ("weights", TOKEN)), one) for one in like)
-    off, nearest = min(tried, key=lambda one: one[0], default=(math.inf, None))
+    off, nearest = _closest(asked, like, card)
+    if named is None and log.architecture is None and off > _SAME_MODEL:
+        off, nearest = _by_token(asked, card)
     if nearest is not None and off <= _SAME_MODEL:
         known = "its class, weights" if log.architecture else "weights"
         name = f"{nearest.name}, or one of its shape: by {known} and bytes of a token"
@@ -270,6 +287,30 @@ def _model(path: Path, asked: _Query, card: Device) -> tuple[ServedModel, frozen
     if named is None:
         raise NotPredicted(f"{path.name} {why}")
     return named, frozenset()
+
+
+def _by_token(asked: _Query, card: Device) -> tuple[float, ServedModel | None]:
+    """The same of all models of the table that keep so many bytes of a token, as they lie or quantised."""
+    printed = with_token(asked.reader, asked.log)
+    if not {TOKEN, "weights"} <= set(printed):
+        return math.inf, None
+    weights, (low, high) = printed["weights"].value, _QUANTISED
+    shares = [
+        (weights / size, one)
+        for one in models_keeping(printed[TOKEN].value, asked.cards, asked.element)
+        for size in [stored(one, cards=asked.cards)]
+    ]
+    off, nearest = _closest(asked, [one for share, one in shares if share > high], card)
+    if off > _SAME_MODEL:
+        packed = [packed for share, one in shares if low < share < high for packed in quantised_somehow(one)]
+        off, nearest = _closest(asked, packed, card)
+    return off, nearest
+
+
+def _closest(asked: _Query, models: Sequence[ServedModel], card: Device) -> tuple[float, ServedModel | None]:
+    """(how far off, the one of these models whose weights and bytes of a token are nearest)."""
+    tried = ((asked.off(one, card, ("weights", TOKEN)), one) for one in models)
+    return min(tried, key=lambda one: one[0], default=(math.inf, None))
 
 
 def _read(path: Path, lines: list[str], engine: str | None) -> tuple[Reader, Log]:
@@ -305,8 +346,10 @@ def _reader(engine: str) -> Reader:
 def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str | None) -> list[Device]:
     """The card that is given or named; else one of each kind that it may be, of the table, those first whose memory is
     nearest to what the log says of it."""
-    if named := gpu or log.gpu:
-        return [_sized(path, log, named if isinstance(named, Device) else device_named(named), gpu_memory)]
+    if gpu is not None:
+        return [_sized(path, log, gpu if isinstance(gpu, Device) else device_named(gpu), gpu_memory)]
+    if log.gpu is not None:  # some are sold with another's memory, or as another's name
+        return [_sized(path, log, device_named(log.gpu), gpu_memory, as_named=False)]
     kinds: dict[object, Device] = {}
     for card in all_devices() if log.is_cuda else ():
         if card.compute_capability is not None:
@@ -319,6 +362,8 @@ def _cards(path: Path, log: Log, gpu: str | Device | None, gpu_memory: int | str
     for card in found:
         with suppress(UsageError):
             sized.append(_sized(path, log, card, gpu_memory))
+    if not sized and found:
+        return [_sized(path, log, found[0], gpu_memory, as_named=False)]
     if not sized:
         has = "" if log.total_bytes is None else f"; it has {format_bytes(log.total_bytes)}"
         raise NotPredicted(f"{path.name} does not name its card: give --gpu (see 'graphmem gpus'){has}")
@@ -344,8 +389,8 @@ def _nearest(asked: _Query, model: ServedModel, cards: Sequence[Device]) -> Devi
     return next((card for card in off if off[card] <= _EQUAL), min(off, key=lambda card: off[card]))
 
 
-def _sized(path: Path, log: Log, card: Device, gpu_memory: int | str | None) -> Device:
-    """The card with the memory that the log says it has."""
+def _sized(path: Path, log: Log, card: Device, gpu_memory: int | str | None, *, as_named: bool = True) -> Device:
+    """The card with the memory that the log says it has, which is about that of its name."""
     if gpu_memory is not None:
         size = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
         return custom_device(size, like=card)
@@ -354,7 +399,7 @@ def _sized(path: Path, log: Log, card: Device, gpu_memory: int | str | None) -> 
         return replace(card, capacity_bytes=whole or card.capacity_bytes)
     if log.total_bytes is None:
         return replace(card, capacity_bytes=(log.free_bytes or 0) + _before(card))
-    if abs(log.total_bytes - card.capacity_bytes) > 0.1 * card.capacity_bytes:
+    if as_named and abs(log.total_bytes - card.capacity_bytes) > 0.1 * card.capacity_bytes:
         raise UsageError(
             f"{path.name}: its card has {format_bytes(log.total_bytes)}, and {card.name} has "
             f"{format_bytes(card.capacity_bytes)}: give the card with --gpu, or --gpu-memory"
@@ -461,9 +506,7 @@ def _sections(report: LogReport, served: Served) -> Iterator[Section]:
             ("settings", _settings(log)),
         )),
     )  # fmt: skip
-    yield section(
-        "", Text(tuple(_verdict(report, served)), "yes" if _is_good(report.given or report.decides) else "no")
-    )
+    yield section("", Text(tuple(_verdict(report, served)), _tone(report.given or report.decides)))
     rows = [
         (
             term.name,
@@ -494,7 +537,7 @@ def _own_sections(report: LogReport) -> Iterator[Section]:
         ("settings", _settings(log)),
     )
     yield section("", Facts(facts))
-    yield section("", Text(tuple(_own_words(report)), "yes" if _is_good(report.decides) else "no"))
+    yield section("", Text(tuple(_own_words(report)), _tone(report.decides)))
     rows = [
         (
             name, size_words(one.value, one.is_size),
@@ -516,8 +559,10 @@ def _own_words(report: LogReport) -> Iterator[str]:
         yield f"With the model it has one: graphmem serve MODEL --from-log {Path(report.path).name}"
 
 
-def _is_good(term: Term | None) -> bool:
-    return term is not None and term.share is not None and abs(term.share) <= _EQUAL
+def _tone(term: Term | None) -> str:
+    if term is None or term.share is None:
+        return ""
+    return "yes" if abs(term.share) <= _EQUAL else "no"
 
 
 def _verdict(report: LogReport, served: Served) -> Iterator[str]:

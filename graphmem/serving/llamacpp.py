@@ -20,7 +20,7 @@ from graphmem.devices import Loads
 from graphmem.errors import UsageError
 from graphmem.serving.base import KVCache, Part, Question, Served, ServedModel
 from graphmem.serving.gguf import BY_NAME, GGUF, Tensor
-from graphmem.serving.logs import Reader, figure, settings_in, whole_number
+from graphmem.serving.logs import Log, Reader, figure, settings_in, whole_number
 from graphmem.serving.options import Option, flag, one_of, options_of, whole
 from graphmem.units import GIB, MIB
 
@@ -240,6 +240,14 @@ def _model_in(lines: Sequence[str]) -> tuple[ServedModel, frozenset[str]] | None
 
 #: Places whose buffers are counted, by what the cache is on.
 _CARDS = r"(?:CUDA|ROCm|Vulkan|SYCL|Metal|MTL)\d*"
+
+
+def _adds_up(log: Log) -> dict[str, float]:
+    """The cards' parts of the cache as the whole of it."""
+    parts = [log.printed[name].value for name in ("keys", "values") if name in log.printed]
+    return {"KV buffer": sum(parts)} if len(parts) == 2 else {}
+
+
 #: Buffers of all cards; lines of old versions leave out "model".
 _READER = Reader(
     engine="llamacpp",
@@ -247,9 +255,12 @@ _READER = Reader(
     version=re.compile(r"build: (\d+) \("),
     settings=_logged,
     model_in=_model_in,
+    adds_up=_adds_up,
     figures=(
         figure("weights", "buffer size", r"load_tensors: +(?:CUDA|ROCm)\d+ (?:model )?buffer size = +# MiB", MIB, sum),
         figure("KV buffer", "KV buffer size", _CARDS + " KV buffer size = +# MiB", MIB, sum),
+        figure("keys", "V (", r"K \(\w+\): +# MiB", MIB, sum),
+        figure("values", "V (", r"V \(\w+\): +# MiB", MIB, sum),
         figure("states", "RS buffer size", _CARDS + " RS buffer size = +# MiB", MIB, sum),
         figure("compute buffer", "compute buffer size", r"(?:CUDA|ROCm)\d+ compute buffer size = +# MiB", MIB, sum),
     ),

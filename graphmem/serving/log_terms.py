@@ -10,7 +10,7 @@ from graphmem.serving.logs import Log, Printed, Reader
 from graphmem.units import MIB, format_bytes
 
 #: The figures that decide, the first that a log has.
-DECIDE = ("KV cache", "tokens", "blocks", "KV buffer", "concurrency")
+DECIDE = ("KV cache", "tokens", "blocks", "KV buffer", "concurrency", "longest request")
 #: What is derived of two of them.
 TOKEN = "a token"
 
@@ -54,10 +54,15 @@ def own_terms(reader: Reader, log: Log) -> Iterator[Term]:
             yield term_of(log.printed[name], value)
 
 
+def tokens_in(reader: Reader, log: Log) -> float:
+    """The tokens of the cache, printed or by its blocks; 0 where neither is."""
+    return log.printed["tokens"].value if "tokens" in log.printed else reader.adds_up(log).get("tokens", 0)
+
+
 def with_token(reader: Reader, log: Log) -> dict[str, Printed]:
     """The printed figures, and bytes of a token: they are the model's, whatever else the card holds."""
     whole = log.printed.get("KV buffer") or log.printed.get("KV cache")
-    tokens = log.printed["tokens"].value if "tokens" in log.printed else reader.adds_up(log).get("tokens", 0)
+    tokens = tokens_in(reader, log)
     if whole is None or tokens <= 0 or whole.value <= 0:
         return dict(log.printed)
     value = whole.value / tokens
@@ -81,6 +86,7 @@ def predicted(reader: Reader, served: Served, name: str) -> float | None:
     known: dict[str, float] = {
         "KV cache": cache.available_bytes, "KV buffer": whole, "blocks": cache.blocks,
         "tokens": cache.tokens, "concurrency": cache.concurrency, "weights": served.weights_bytes,
+        "longest request": cache.longest,
     }  # fmt: skip
     if cache.tokens:
         known[TOKEN] = whole / cache.tokens

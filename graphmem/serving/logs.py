@@ -21,7 +21,7 @@ from graphmem.devices import device_named
 from graphmem.errors import SourceError, UsageError, reading
 from graphmem.serving.base import ServedModel
 from graphmem.serving.commands import asked_by, pairs_in
-from graphmem.sources.hub import known_model
+from graphmem.serving.configurations import known_by
 from graphmem.units import GIB
 
 #: Bytes that are read of a file, and of a line: all options of a start, some hundred names with their values, are in
@@ -37,8 +37,8 @@ _SERVICE = re.compile(r"([\w.-]+) +\| ")
 _MOST_SERVICES = 64
 #: The program of a command that starts a server, perhaps in a folder, and Python before a module.
 _SERVER = re.compile(
-    r"(?:vllm serve|vllm\.entrypoints\.\S+|sglang\.launch_server|sglang serve|trtllm-serve|text-generation-launcher|"
-    r"llama-server|(?:docker|podman|nerdctl) run) "
+    r"(?:vllm (?:serve|bench (?:latency|throughput))|vllm\.entrypoints\.\S+|sglang\.launch_server|sglang serve|"
+    r"trtllm-serve|text-generation-launcher|llama-server|(?:docker|podman|nerdctl) run) "
 )
 _PYTHON = re.compile(r"(?<!\S)\S{0,200}python[\d.]{0,8} -m $")
 #: A word of a list that has one a line.
@@ -47,14 +47,23 @@ _WORD = re.compile(r"(?:^|\) )\s*\[?'([^']{0,4000})'[,\]]")
 _ARCHITECTURE = re.compile(r"(?:Resolved architecture: |Load weight end\b.{0,400}? type=)(\w+)")
 #: A folder of the Hub's cache.
 _CACHED = re.compile(r"(models--[\w.-]+?--[\w.-]+)")
-#: A model's name on the Hub, in words around a log.
-_ON_THE_HUB = re.compile(r"(?:(?<=huggingface\.co/)|(?<![\w./-]))[\w-]{2,40}/[\w.-]{2,80}(?![\w/])")
+#: A model's name on the Hub, or its last part with the size in it, in words around a log.
+_NAMES = tuple(
+    re.compile(r"(?:(?<=huggingface\.co/)|(?<![\w./-]))" + name + r"(?![\w/])")
+    for name in (r"[\w-]{2,40}/[\w.-]{2,80}", r"[A-Za-z][\w.-]{1,60}\d[Bb](?:[-_.][\w.-]{1,40})?")
+)
 #: How an engine says that its card is Windows', whose driver keeps nothing of the board for itself.
 _WINDOWS = "WSL is detected"
 #: How engines say that they run on something else than a CUDA card.
-_OTHER_PLATFORM = re.compile(r"detected platform (?!cuda)\w|\[rocm\.py:|device='npu'")
+_OTHER_PLATFORM = re.compile(
+    r"detected platform (?!cuda)\w|\[rocm\.py:|device='npu'|device_config=cpu|\[cpu_worker\.py"
+)
 #: How drivers and libraries name a card, and files of tuned kernels, which have ``_`` in it.
 _CARD = re.compile(r"(?:NVIDIA|Tesla|GeForce|Quadro|AMD Instinct)[ _-][A-Za-z0-9][\w +-]{1,40}")
+#: How people name one, perhaps behind how many they have: ``4xH100``, ``RTX 3060 Ti``.
+_CARD_IN_WORDS = re.compile(
+    r"(?<![\w./-])(?:\d{1,2} ?x ?)?((?:[ABHLV]\d{2,3}S?|GB\d{2,3}|RTX[ -]?\d{4}(?: ?Ti)?)(?: NVL)?)(?![\w.-])"
+)
 #: Settings as Python and Rust write them: ``name=value``, ``'name': value`` and ``name: value``.
 _SETTING = re.compile(r"(?:'(\w+)'\s*:|\b([A-Za-z_]\w*)\s*(?:=|:(?= )))\s*")
 #: Names of settings whose values are nobody's business.
@@ -138,7 +147,7 @@ class Reader:
     a version have, the newest first, for logs that do not tell theirs. ``model_in``: the model by what the log prints
     of it, and the figures that this leaves open. ``options_lines``: words of the line that has all options that were
     given; without it what a log does not say may be otherwise than by default. ``adds_up``: figures that other lines of
-    a log come to.
+    a log come to. ``usual``: settings that were otherwise by default when the log was written.
     """
 
     engine: str
@@ -155,6 +164,7 @@ class Reader:
     model_in: Callable[[Sequence[str]], tuple[ServedModel, frozenset[str]] | None] = lambda lines: None
     options_lines: tuple[str, ...] = ()
     adds_up: Callable[[Log], Mapping[str, float]] = lambda log: {}
+    usual: Callable[[Sequence[str], Mapping[str, str]], Mapping[str, str]] = lambda lines, settings: {}
 
     def read(self, lines: Sequence[str], commands: Mapping[str, Sequence[str]] | None = None) -> Log | None:
         """The last start that these lines tell of, None where this engine printed no figure. ``commands``: what
@@ -166,6 +176,7 @@ class Reader:
         named, *words = (commands_in(lines) if commands is None else commands).get(self.engine, ("",))
         command = {self.model[0]: named} | _options_in(words) if named else {}
         settings = {**command, **self.settings(start)}
+        settings = {**self.usual(start, settings), **settings}
         model = next((settings[name] for name in self.model if settings.get(name)), None)
         model = model or next(_found(lines, _CACHED), None)
         own_model = self.model_in(start)
@@ -211,9 +222,12 @@ class Reader:
 
 def _known_in(lines: Sequence[str]) -> str | None:
     """The one public model that words around a log name, as in an issue; None where there are several, or none."""
-    named = {match.strip(".") for line in lines for match in _ON_THE_HUB.findall(line)}
-    found = {known: name for name in sorted(named) if (known := known_model(name)) is not None}
-    return next(iter(found.values())) if len(found) == 1 else None
+    for names in _NAMES:
+        named = {match.strip(".") for line in lines for match in names.findall(line)}
+        found = {known: name for name in sorted(named) if (known := known_by(name)) is not None}
+        if found:
+            return next(iter(found.values())) if len(found) == 1 else None
+    return None
 
 
 def _sizes(lines: Sequence[str], expressions: Sequence[re.Pattern[str]]) -> Iterator[int]:
@@ -270,6 +284,7 @@ def lines_of(path: Path) -> list[str]:
         raise SourceError(f"{path} is no text: a log is what the engine printed while it started")
     else:
         text = content.decode("utf-8", "replace")
+    text = re.sub(r",[ \t]*[\r\n]+ {12,100}(?=\w)", ", ", text)  # lines that somebody has broken
     return [_plain(line[:_LONGEST_LINE]) for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
@@ -333,7 +348,7 @@ def _command_of(line: str) -> str | None:
         return None
     start = max(line.rfind(blank, 0, match.start()) for blank in " \t") + 1
     python = _PYTHON.search(line[max(0, start - 300) : start])
-    return f"{python[0] if python else ''}{line[start:]}"
+    return f"{python[0] if python else ''}{re.sub('^vllm bench [a-z]+', 'vllm serve', line[start:])}"
 
 
 def _options_in(words: Sequence[str]) -> dict[str, str]:
@@ -344,7 +359,7 @@ def _options_in(words: Sequence[str]) -> dict[str, str]:
 
 
 def card_in(lines: Sequence[str]) -> str | None:
-    """The card of graphmem's table that a line names; None where no line does."""
+    """The card of graphmem's table that a line names, or the only one that words do; None where there is none."""
     for line in lines:
         for match in _CARD.finditer(line):
             words = match[0].replace("_", " ").split()
@@ -353,7 +368,11 @@ def card_in(lines: Sequence[str]) -> str | None:
                     return device_named(" ".join(words[:length])).name
                 except UsageError:
                     continue
-    return None
+    found = set()
+    for name in {name for line in lines for name in _CARD_IN_WORDS.findall(line)}:
+        with suppress(UsageError):
+            found.add(device_named(name).name)
+    return found.pop() if len(found) == 1 else None
 
 
 def settings_in(text: str) -> dict[str, str]:

@@ -93,6 +93,7 @@ _READER = Reader(
         figure("tokens", "in paged KV cache", r"Max tokens in paged KV cache: #\b", 0, last),
         figure("available", "calculating max tokens in paged kv cache", r"available: # GiB", worst=last),
         figure("blocks", "KV cache primary pool", r"blocks in KV cache primary pool: #", 0, min),
+        figure("blocks", "primary blocks=", r"primary blocks=#", 0, last),
     ),
 )
 

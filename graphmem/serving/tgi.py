@@ -34,11 +34,15 @@ _WIGGLE = 0.9
 def _logged(lines: Sequence[str]) -> dict[str, str]:
     """The launcher's ``Args``, as Rust prints them, and what it made of them."""
     found: dict[str, str] = {}
+    shards = 1
     for line in lines:
         if "Args {" in line:
             found = settings_in(line.partition("Args {")[2]) | found
         elif match := re.search(r"`max_batch_prefill_tokens` to (\d+)", line):
             found.setdefault("max_batch_prefill_tokens", match[1])
+        elif match := re.search(r"Shard ready in \S+ rank=(\d+)", line):
+            shards = max(shards, int(match[1][:4]) + 1)
+    found.setdefault("num_shard", str(shards))
     found = {name: re.sub(r"^Some\((.*)\)$", r"\1", text, flags=re.DOTALL).strip('"') for name, text in found.items()}
     found = {name: text.strip() for name, text in found.items()}
     return {name: text for name, text in found.items() if name in (*OPTIONS, "model_id") and text != "None"}

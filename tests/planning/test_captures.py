@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -405,3 +405,27 @@ def test_jobs_without_joblib_say_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 def test_the_card_assumed_for_kernels_is_the_default_one() -> None:
     assert card_facts(device_named("MI300X"))[:3] == card_facts(device_named(DEFAULT_DEVICE))[:3]
+
+
+def test_a_search_by_template_writes_what_it_may_try_next_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open the pretended card takes as long as to write a dozen short traces."""
+    from graphmem.capture.templates.template import Template
+
+    opened: list[int] = []
+    write = Template.traces
+
+    def counted(self: Template, sizes: Sequence[int], card: Any) -> Any:
+        opened.append(len(sizes))
+        return write(self, sizes, card)
+
+    monkeypatch.setattr(Template, "traces", counted)
+    (tmp_path / "mlp.py").write_text(
+        "import torch\nfrom torch import nn\ndef build(batch):\n"
+        "    model = nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))\n"
+        "    return model, torch.zeros(batch, 784)\n"
+    )
+    found = graphmem.fit(f"{tmp_path / 'mlp.py'}:build", device="T4")
+    assert found.above is not None
+    assert len(opened) < 1.5 * len(found.tried)

@@ -33,7 +33,7 @@ REPORT = places.ROOT / "reports" / "serving_logs.md"
 _ARGUMENTS = (
     "enable_expert_parallel", "use_flashinfer_sampler", "use_v1", "enable_lora", "max_loras", "max_lora_rank",
     "compilation_config", "performance_mode", "limit_mm_per_prompt", "mm_processor_kwargs", "language_model_only",
-    "enable_sleep_mode",
+    "enable_sleep_mode", "data_parallel_size",
 )  # fmt: skip
 _BEGIN, _END = "<!-- logs: begin -->\n", "<!-- logs: end -->\n"
 

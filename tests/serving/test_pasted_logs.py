@@ -298,3 +298,117 @@ def test_llama_cpps_layers_differ(
     found = {term.name: term.predicted for term in report.terms}
     assert found.get("states", 0) == pytest.approx(states * 2**20)
     assert "compute buffer" not in found
+
+
+#: Starts of public logs, as they were pasted: lines that somebody has broken; a day when the fraction was by cards; a
+#: benchmark's command; workers' names; and what their figures come to beside the predicted ones.
+BROKEN = """\
+[2026-04-14 01:02:06] ServerArgs: model_path=Qwen2___5-0___5B-Instruct, port=30000,
+                      mem_fraction_static=0.15, context_length=2048
+[2026-04-14 01:02:18] Load weight begin. avail mem=14.70 GB
+[2026-04-14 01:02:18] Load weight end. type=Qwen2ForCausalLM, dtype=torch.bfloat16,
+                      avail mem=13.72 GB, mem usage=0.98 GB
+[2026-04-14 01:02:18] KV Cache is allocated. #tokens: 107319,
+                      K size: 0.61 GB, V size: 0.61 GB
+"""
+OF_2024 = """\
+python -m sglang.launch_server --model-path mistralai/Mistral-7B-Instruct-v0.1 --port 30000
+[2024-12-13 01:44:59 TP0] Load weight end. type=MistralForCausalLM, dtype=torch.bfloat16, avail mem=9.69 GB
+[2024-12-13 01:45:02 TP0] max_total_num_tokens=56524, max_prefill_tokens=16384, context_len=32768
+"""
+BENCH = """\
+vllm bench latency \\
+  --model /root/models/Qwen3.5-9B --tensor-parallel-size 2 --gpu-memory-utilization 0.85 --max-model-len 4096
+Model loading took 8.91 GiB memory and 2.97 seconds
+Available KV cache memory: 15.06 GiB
+GPU KV cache size: 246,576 tokens
+"""
+WORKERS = """\
+(Worker_TP0_EP0 pid=1) INFO [gpu_worker.py:298] Available KV cache memory: 41.72 GiB
+(Worker_TP1_EP1 pid=2) INFO [gpu_worker.py:298] Available KV cache memory: 41.70 GiB
+(EngineCore_DP0 pid=9) INFO [kv_cache_utils.py:864] GPU KV cache size: 911,000 tokens
+local-completions (model=Qwen/Qwen3-30B-A3B-Instruct-2507-FP8,base_url=x) on 2xH100
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "cards", "off"),
+    [
+        (BROKEN, "Qwen/Qwen2.5-0.5B", 1, 0.004),
+        (OF_2024, "mistralai/Mistral-7B-v0.1", 1, 0.002),
+        (BENCH, "Qwen/Qwen3.5-9B", 2, 0.02),
+    ],
+)
+def test_pieces_of_public_logs_are_read(text: str, model: str, cards: int, off: float, tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(text)
+    report = compared(path)
+    term = report.given or report.decides
+    assert (report.served.model, report.served.cards) == (model, cards)
+    assert term is not None
+    assert term.share == pytest.approx(0, abs=off)
+
+
+def test_workers_names_tell_how_many_and_words_the_card(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(WORKERS)
+    report = compared(path)
+    assert report.log.version == "0.10 by its words"
+    assert (report.served.cards, report.served.gpu) == (2, "H100-80GB")
+    assert report.served.settings["enable_expert_parallel"]
+    assert report.served.model.startswith("Qwen/Qwen3-30B-A3B")
+    path.write_text(WORKERS.replace("2xH100", "2xH100 or an A100"))
+    assert any("does not name its card" in note for note in compared(path).served.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "figure", "off"),
+    [
+        (
+            "Available KV cache memory: 22.5 GiB\nValueError: To serve at least one request with the model's max seq "
+            "len (196608), 23.25 GiB KV cache is needed, which is larger than the available KV cache memory. Based on "
+            "the available memory, the estimated maximum model length is 190272.\n",
+            "longest request", 0.001,
+        ),
+        (
+            "[TP0] Mamba Cache is allocated. max_mamba_cache_size: 82, conv_state size: 0.13GB, ssm_state size: "
+            "7.29GB\n[TP0] KV Cache is allocated. #tokens: 580364, K size: 4.15 GB, V size: 4.15 GB\n",
+            "KV buffer", 0.01,
+        ),
+        (
+            "llama_kv_cache_init:      CUDA0 KV buffer size =  1536.00 MiB\nllama_kv_cache_init:      CUDA1 KV buffer "
+            "size =  3584.00 MiB\nllama: KV self size  = 5120.00 MiB, K (f16): 2560.00 MiB, V (f16): 2560.00 MiB\n",
+            "KV buffer", 0,
+        ),
+        (
+            "[TensorRT-LLM][INFO] Max KV cache blocks per sequence: 256, tokens per block=64, primary blocks=61848\n"
+            "[TensorRT-LLM][INFO] Number of tokens per block: 64.\n"
+            "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.00 GiB for max tokens in paged KV cache (3958272).\n",
+            "tokens", 0,
+        ),
+    ],
+)  # fmt: skip
+def test_lines_without_a_model_come_to_their_figures(text: str, figure: str, off: float, tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(text)
+    report = compared(path)
+    assert "does not name its model" in report.why_not
+    assert report.decides is not None
+    assert report.decides.name == figure
+    assert report.decides.share == pytest.approx(0, abs=off)
+
+
+def test_a_card_with_more_memory_than_its_name_has_what_the_log_says(tmp_path: Path) -> None:
+    report = compared(_file(tmp_path, END.replace("22.06GiB", "47.50GiB") + "on an NVIDIA GeForce RTX 4090\n"))
+    assert (report.served.gpu, report.served.total_bytes) == ("RTX-4090", round(47.5 * GIB))
+
+
+def test_a_start_on_the_host_is_not_predicted(tmp_path: Path) -> None:
+    text = START % ("Qwen/Qwen3-0.6B", "1.0") + "INFO [core.py:1] with config: device_config=cpu\n"
+    assert "does not name its card" in compared(_file(tmp_path, text)).why_not
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "engine.log"
+    path.write_text(text)
+    return path

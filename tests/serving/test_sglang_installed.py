@@ -53,7 +53,10 @@ def spawn_world_rank(args, tp_rank, pp_rank):
 def publish(args, role, ranks):
     assert role == "scheduler"
 def get_schedule():
-    return Some(chunked_prefill_size=2048)
+    return Some(schedule_policy="fcfs", enable_mixed_chunk=False, chunked_prefill_size=2048, max_prefill_tokens=16384,
+        schedule_conservativeness=1.0, disable_overlap_schedule=False)
+def get_memory():
+    return Some(disable_radix_cache=False)
 def get_exec():
     return Some(graph=Some(cuda_graph_config=Some(decode=Some(max_bs=8))))
 """,
@@ -92,6 +95,7 @@ class ModelRunner:
     "srt/managers/scheduler.py": """
 from sglang.srt.model_executor.model_runner import ModelRunner
 class Scheduler:
+    is_hybrid_swa = is_hybrid_ssm = False
     def __init__(self, args, ports):
         runner = ModelRunner(args)
         runner.load_model()

@@ -17,7 +17,7 @@ from graphmem.devices import Device
 from graphmem.serving.base import Part, Question, Served, ServedModel
 from graphmem.serving.caches import language
 from graphmem.serving.installed import BASES, AskedFirst
-from graphmem.serving.logs import Log, Reader, figure, settings_in
+from graphmem.serving.logs import Log, Reader, figure, settings_in, whole_number
 from graphmem.serving.options import DTYPE, QUANTIZATION, Option, flag, one_of, ratio, share, whole
 from graphmem.serving.sglang import installed
 from graphmem.serving.sglang.scheduler import following
@@ -63,12 +63,18 @@ _FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_
           "w1": "gate_up", "w3": "gate_up"}  # fmt: skip
 
 
+#: The month from which the default fraction goes by the card, and the fractions before it by cards, of tensors
+#: (``srt/server_args.py`` of 0.3 to 0.4.8).
+_BY_CARD, _DATE = "2025-07", re.compile(r"\[(20\d\d-\d\d)-\d\d ")
+_FRACTIONS = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
+
+
 def _logged(lines: Sequence[str]) -> dict[str, str]:
     """All of ``ServerArgs``, and what the scheduler made of them, which other lines tell."""
     found: dict[str, str] = {}
     for line in lines:
-        if "ServerArgs(" in line:
-            found = settings_in(line.partition("ServerArgs(")[2]) | found
+        if match := re.search(r"ServerArgs[(:]", line):
+            found = settings_in(line[match.end() :]) | found
         elif "max_total_num_tokens=" in line:
             made = settings_in(line)
             found |= {name: made[name] for name in ("chunked_prefill_size", "max_running_requests") if name in made}
@@ -77,14 +83,26 @@ def _logged(lines: Sequence[str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if name in names and text != "auto"}
 
 
+def _usual(lines: Sequence[str], settings: Mapping[str, str]) -> dict[str, str]:
+    """The default fraction of a log's day."""
+    date = next((match[1] for match in map(_DATE.search, lines) if match), _BY_CARD)
+    cards = whole_number(settings.get("tp_size", settings.get("tensor_parallel_size", "1"))) or 1
+    usual = next(share for least, share in _FRACTIONS if cards >= least)
+    return {"mem_fraction_static": str(usual)} if date < _BY_CARD else {}
+
+
 def _adds_up(log: Log) -> dict[str, float]:
-    """The pool: what is free once the weights are there, less the part that is kept free of what was there before."""
+    """The pool: what is free once the weights are there, less the part that is kept free of what was there before, and
+    the states of sequences; or by its share beside those."""
     printed = {name: one.value for name, one in log.printed.items()}
-    share = float(log.settings.get("mem_fraction_static", 0))
-    if not share or "available" not in printed:
-        return {}
-    before = log.free_bytes or printed["available"] + printed.get("weights", 0)
-    return {"KV buffer": printed["available"] - before * (1 - share)}
+    fraction = float(log.settings.get("mem_fraction_static", 0))
+    states = printed.get("states", 0) + printed.get("convolved", 0)
+    if fraction and "available" in printed:
+        before = log.free_bytes or printed["available"] + printed.get("weights", 0)
+        return {"KV buffer": printed["available"] - before * (1 - fraction) - states}
+    is_given = {"max_mamba_cache_size", "disable_radix_cache"} & set(log.settings)
+    times = float(log.settings.get("mamba_full_memory_ratio", OPTIONS["mamba_full_memory_ratio"].default))
+    return {"KV buffer": states / times} if states and not is_given else {}
 
 
 _READER = Reader(
@@ -94,6 +112,7 @@ _READER = Reader(
     settings=_logged,
     model=("model_path",),
     adds_up=_adds_up,
+    usual=_usual,
     options_lines=("ServerArgs(",),
     sums={"weights": ("weights", "beside the weights")},
     free=re.compile(r"Load weight begin\. avail mem=(\d+\.\d+) GB"),
@@ -102,6 +121,8 @@ _READER = Reader(
         figure("available", "Load weight end", r"avail mem=# GB", worst=min),
         figure("KV buffer", "K size:", r"\bK size: # GB", 2 * GIB),
         figure("KV buffer", "KV size:", r"KV size: # GB"),
+        figure("states", "ssm_state size", r"ssm_state size: #GB"),
+        figure("convolved", "conv_state size", r"conv_state size: #GB"),
         figure("tokens", "max_total_num_tokens=", r"max_total_num_tokens=#", 0, min),
         figure("tokens", "#tokens:", r"\x23tokens: #", 0, min),
     ),

@@ -32,11 +32,14 @@ _BESIDE = (
     ("max_num_batched_tokens", re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")),
     ("max_model_len", re.compile(r"Using max model len (\d+)")),
     ("max_model_len", re.compile(r"Maximum concurrency for ([\d,]+) tokens")),
+    ("max_model_len", re.compile(r"the model's max seq len \((\d+)\)")),
     ("max_num_batched_tokens", re.compile(r"Unsloth: .*Chunked prefill tokens = (\d+)")),
     ("max_num_seqs", re.compile(r"Unsloth: .*Num Sequences = (\d+)")),
     ("model", re.compile(r"[█▀▄ ]{4}model +(\S+)")),
     ("model", re.compile(r"Starting to load model (\S+?)\.\.\.")),
 )
+#: Names of workers that share tensors, and experts.
+_WORKER = re.compile(r"\(Worker_TP(\d{1,3})(_EP)?")
 #: The ranks, where neither a command nor the configuration tells them; only tensors are shared where no other rank is.
 _RANKS = re.compile(r" in world size (\d+) is assigned as DP rank \d+, PP rank \d+")
 _OTHER_RANKS = re.compile(r" [DP]P rank [1-9]")
@@ -76,6 +79,11 @@ def _settings(lines: Sequence[str]) -> Mapping[str, str]:
             value = next((match[1] for match in map(expression.search, lines) if match), None)
             if value is not None:
                 given[name] = value.replace(",", "")
+    workers = [match for match in map(_WORKER.search, lines) if match]
+    if len({match[1] for match in workers}) > 1:
+        given.setdefault("tensor_parallel_size", str(1 + max(int(match[1]) for match in workers)))
+        if workers[0][2]:
+            given.setdefault("enable_expert_parallel", "True")
     ranks = next((match[1] for match in map(_RANKS.search, lines) if match), None)
     if ranks is not None and not any(map(_OTHER_RANKS.search, lines)):
         given.setdefault("tensor_parallel_size", ranks)
@@ -104,9 +112,13 @@ def _adds_up(log: Log) -> Mapping[str, float]:
     if log.total_bytes is not None and counted is not None:
         graphs = printed.get("CUDA graphs, estimated", 0) if version >= _GRAPHS_COUNTED else 0
         found["KV cache"] = log.total_bytes * share - sum(printed[name] for name in counted) - graphs
-    found["tokens"] = printed.get("tokens", printed.get("blocks", 0) * float(log.settings.get("block_size", _BLOCK)))
-    if "max_model_len" in log.settings:
-        found["concurrency"] = found["tokens"] / float(log.settings["max_model_len"])
+    length = float(log.settings.get("max_model_len", 0))
+    if "blocks" in printed:
+        found["tokens"] = printed["blocks"] * float(log.settings.get("block_size", _BLOCK))
+    if "blocks" in printed and length:
+        found["concurrency"] = found["tokens"] / length
+    if "one request" in printed and "KV cache" in printed and length:
+        found["longest request"] = printed["KV cache"] / printed["one request"] * length
     return found
 
 
@@ -116,10 +128,14 @@ _SHARES, _GRAPHS_COUNTED, _BLOCK = (0.9, 0.92), (0, 21), 16
 _COUNTED = (("weights", "activation peak", "outside torch"), ("consumed", "activation peak and graphs"))
 #: Words that lines began to have, or had for the last time, with a version: those of the logs of public starts.
 _WORDS = (
+    ("[kv_cache_utils.py:2032] GPU KV cache size", "0.29"),
     ("tokens, Maximum concurrency for", "0.28"),
+    ("[kv_cache_utils.py:2146] GPU KV cache size", "0.24"),
     ("CUDA graph memory profiling is enabled (default since", "0.21"),
     ("[kv_cache_utils.py:1711] GPU KV cache size", "0.20"),
     ("In v0.19, CUDA graph memory profiling", "0.19"),
+    ("[kv_cache_utils.py:1316] GPU KV cache size", "0.17"),
+    ("[kv_cache_utils.py:864] GPU KV cache size", "0.10"),
     ("(EngineCore pid=", "0.18"),
     ("(EngineCore_DP0 pid=", "0.13"),
     ("(EngineCore_0 pid=", "0.10"),
@@ -171,6 +187,8 @@ READER = Reader(
         figure("KV cache", "kv_cache_size=", r"kv_cache_size=# ?GiB", worst=min),
         figure("blocks", " blocks:", r"(?:GPU|cuda|CUDA) blocks: #", 0, min),
         figure("tokens", "KV cache size:", r"KV cache size: # tokens", 0, min),
+        figure("one request", "KV cache is needed", r"# GiB KV cache is needed"),
+        figure("longest request", "maximum model length is", r"estimated maximum model length is #", 0),
         figure("concurrency", "Maximum concurrency for", r"tokens per request: #x", 0, min),
     ),
 )  # fmt: skip

@@ -612,7 +612,7 @@ def method_for(question: Question, itemsize: int) -> tuple[LinearMethod, str | N
         else ("bitsandbytes" if own.get("load_in_4bit") or own.get("load_in_8bit") else None)
     )
     if asked is not None:
-        wanted = _named(asked)
+        wanted = name if name == "modelopt_fp4" and asked == "modelopt" else _named(asked)
         if name is not None and wanted != name:
             raise UsageError(
                 f"Quantization method specified in the model config ({name}) does not match the quantization method "
