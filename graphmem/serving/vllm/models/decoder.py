@@ -386,7 +386,6 @@ class Decoder(Family):
         return result
 
     def plan(self) -> Plan | None:
-        """What is followed in pieces; None where torch.compile's are not known."""
         shape, size, first = self.shape, self.shape.itemsize, self.layers[0].attention
         if shape.latent is not None or shape.state is not None:
             return None
@@ -396,7 +395,7 @@ class Decoder(Family):
         return Plan(
             Residual.BY_NORMS, tuple(found), shape.hidden * size, first.q * size, first.kv * size,
             scales_of(found) if self._is_alone() else None, positions=(half, half) if shape.position_rows else (),
-            norms_behind=self.style.post_norms,
+            norms_behind=self.style.post_norms, head_norms=self.style.head_norms,
         )  # fmt: skip
 
     def _planned(self, layer: Layer) -> Planned:
