@@ -312,7 +312,7 @@ class Decoder(Family):
             linears = (
                 layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj,
             )  # fmt: skip
-            made += [linear.adapt(adapters) for linear in linears]
+            made += [linear.adapt(adapters, whole=self.style.fused) for linear in linears]
         return [*made, self.head.adapt(adapters, head=True)] if stage.last and tables else made
 
     def forward(self, tokens: int) -> Tensor:
