@@ -65,14 +65,15 @@ _HELD = (
 
 
 #: Bytes that are left for the KV cache as predicted less those recorded: compiled DeepSeek is taken as an eager one;
-#: where repacked experts of GPTQ lie; graphs of drafted tokens, Gemma and a rank of four; the timing of
+#: where repacked experts of GPTQ and zero points lie; graphs of drafted tokens, Gemma and a rank of four; the timing of
 #: kernels beside adapters; a router that a configuration does not spare. None: the block in which cuBLAS's workspace
 #: lies, consumed for the peak.
 _OFF = {
     "qwen3-30b-a3b-gptq-int4-4090": -16_908_288,
     "deepseek-v2-lite-l40s-cold": -19_398_656, "deepseek-v2-lite-l40s-warm": -15_204_352,
     "llama3.1-8b-ngram-l40s": 3_145_728, "gemma3-1b-l4-warm": -20_971_520,
-    "gemma2-27b-tp2-a100-warm": -14_680_064, "llama3.3-70b-tp4-a100-warm": 2_097_152,
+    "mistral-nemo-w4a16-asym-l40s": -2_097_152, "gemma2-27b-tp2-a100-warm": -14_680_064,
+    "llama3.3-70b-tp4-a100-warm": 2_097_152,
     "llama3.2-3b-lora-l4-cold": 55_109_632, "r1-distill-llama-70b-fp8-tp2-h100": 0,
     "qwen3-30b-a3b-fp8-l40s": -21_102_592,
     "moonlight-16b-a3b-a100-cold": -24_117_248, "deepseek-coder-v2-lite-fp8-l40s": -8_388_608,

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from graphmem.serving.vllm.layers import VOCAB_PADDING, cdiv
 from graphmem.serving.vllm.models.base import Family, Shape
-from graphmem.serving.vllm.models.captured import Captured
 from graphmem.serving.vllm.models.decoder import Decoder
 from graphmem.serving.vllm.models.pieces import Plan, Residual
 from graphmem.serving.vllm.quantization import Excluding, Float8
@@ -46,38 +45,32 @@ def compile_cold(run: Run, model: Family, shape: Shape) -> None:
     models that are not like those recorded only the first kernel is known. Queries that attention takes in eight bits
     are written so by the kernel that turns them (``query_quant``, layers/attention/attention.py)."""
     run.enter("torch.compile")
-    if (
-        not isinstance(model, Decoder)
-        or model.style.norm != "rms"
-        or shape.latent is not None
-        or shape.state is not None
-    ):
-        plan = model.plan if isinstance(model, Captured) else None
-        if plan is not None and run.tp == 1 and plan.way in (Residual.BEFORE, Residual.BY_NORMS) and not plan.tables:
-            turns, together = _rotations(run, shape, head_norms=False, quantised=run.narrow_queries)
-            for kernel in (*turns, together):
-                _time(run, (kernel,))
-            run.empty_cache()
-            for piece in _pieces(run, shape, together, gated=plan.layers[0].gated):
-                _time(run, piece)
-            return
+    plan = None if isinstance(model, Decoder) and model.style.norm != "rms" else model.plan()
+    if not _is_known(run, plan):
         for kernel in (Kernel(()), _looked_up(run, shape) if plan is None else _entered(run, shape, plan)):
             _time(run, (kernel,))
         return
-    turns, together = _rotations(run, shape, head_norms=model.style.head_norms, quantised=run.narrow_queries)
+    assert plan is not None
+    turns, together = _rotations(run, shape, head_norms=plan.head_norms, quantised=run.narrow_queries)
     apart = run.batch_limits.tokens * shape.heads // run.tp * shape.head_dim > _PUT_TOGETHER
     for kernel in turns if apart else (*turns, together):
         _time(run, (kernel,))
     run.empty_cache()
-    plan = model.plan()
-    if plan is not None and plan.scales is not None and run.tp > 1:
-        rotations = turns[::-1] if apart else (together,)
-        for piece in _narrow_pieces(run, shape, plan, rotations):
-            _time(run, piece)
-        return
-    pieces = _pieces if shape.experts is None else _expert_pieces
-    for piece in pieces(run, shape, together):
+    if plan.scales is not None and run.tp > 1:
+        pieces = _narrow_pieces(run, shape, plan, turns[::-1] if apart else (together,))
+    elif plan.layers[0].fed is None:
+        pieces = _expert_pieces(run, shape, together)
+    else:
+        pieces = _pieces(run, shape, together, gated=plan.layers[0].gated)
+    for piece in pieces:
         _time(run, piece)
+
+
+def _is_known(run: Run, plan: Plan | None) -> bool:
+    """Whether the kernels of such pieces were recorded."""
+    if plan is None or plan.tables:
+        return False
+    return plan.way is Residual.BY_NORMS or (plan.way is Residual.BEFORE and run.tp == 1)
 
 
 def _time(run: Run, kernels: Sequence[Kernel]) -> None:

@@ -32,7 +32,7 @@ _STYLES: dict[str, Style] = {
     "qwen2": Style(holds_gate_up=True, qkv_bias=True, adapts_tables=False),
     "qwen3": Style(holds_gate_up=True, head_norms=True),
     "mixtral": Style(),
-    "phi3": Style(),
+    "phi3": Style(fused=True),
     "gemma": Style(norm="gemma", holds_gate_up=True, scales_embedding=True, makes_tied_head=False, adapts_tables=False),
     "qwen3_moe": Style(holds_gate_up=True, head_norms=True),
     "deepseek_v2": Style(holds_gate_up=True),

@@ -189,9 +189,10 @@ class Linear:
         """After loading."""
         self.method.finish(self.run, self.inputs, self.outputs, self.name)
 
-    def adapt(self, adapters: Adapters) -> Slots:
-        """Room for adapters."""
-        self.slots = Slots(self.run, adapters, self.name, self.inputs, self.outputs, self.itemsize)
+    def adapt(self, adapters: Adapters, *, whole: bool = False) -> Slots:
+        """Room for adapters, of each part or of the ``whole``."""
+        outputs = [sum(self.outputs)] if whole else self.outputs
+        self.slots = Slots(self.run, adapters, self.name, self.inputs, outputs, self.itemsize)
         return self.slots
 
     def product(self, tokens: int, *, narrow: bool = False) -> Tensor:

@@ -80,12 +80,11 @@ class Packed(WeightMethod):
 
     def tensors(self, inputs: int, outputs: Sequence[int]) -> dict[str, int]:
         columns, groups = sum(outputs), self._groups(inputs) * sum(outputs)
-        return {
-            "qweight": inputs * columns * self.bits // 8,
-            **({"qzeros": groups * self.bits // 8} if self.zeros or self.drops_zeros else {}),
-            "scales": groups * self.itemsize,
-            **({"weight_shape": 16} if self.shape_tensor else {}),
-        }
+        values, scales = {"qweight": inputs * columns * self.bits // 8}, {"scales": groups * self.itemsize}
+        zeros = {"qzeros": groups * self.bits // 8} if self.zeros or self.drops_zeros else {}
+        if self.shape_tensor:
+            return values | scales | zeros | {"weight_shape": 16}
+        return values | zeros | scales
 
     def finish(self, run: Run, inputs: int, outputs: list[int], name: str) -> None:
         """Marlin's order: zeros, values and scales are each made anew, and then the old ones let go. Machete's: values
@@ -112,9 +111,11 @@ class Packed(WeightMethod):
                 run.named[f"{name}.qzeros"] = run.replacing(product, run.named[f"{name}.qzeros"], scaled)
             return
         if self.zeros:
-            unpacked = run.new(self._groups(inputs) * columns * 4)
-            _replace(run, f"{name}.qzeros")
-            run.free(unpacked)
+            wide = self._groups(inputs) * columns * 4
+            unpacked = run.new(wide)
+            for _ in range(2):  # put in order, and then by eight (``marlin_zero_points``, marlin_utils.py)
+                unpacked = run.replacing(run.new(_ORDER), unpacked, run.new(wide))
+            _replace(run, f"{name}.qzeros", after=[unpacked])
         for part, indices in (("qweight", 0), ("scales", _ORDER)):
             # compressed-tensors' lie the other way, and are turned around first
             copies = [run.new(run.named[f"{name}.{part}"].bytes)] if self.shape_tensor else []
@@ -276,7 +277,9 @@ class Float8(WeightMethod):
         size = tokens * outputs * self.itemsize
         if not self.native:
             return marlin_product(run, tokens, size)
-        held = [run.new(tokens * inputs, "quantised input"), run.new(self._scales(tokens, inputs), "its scales")]
+        by_rows = not self.block and not self.static_inputs  # (``kFp8DynamicTokenSym``)
+        scales = tokens * 4 if by_rows else self._scales(tokens, inputs)
+        held = [run.new(tokens * inputs, "quantised input"), run.new(scales, "its scales")]
         if not self.block and _aligned(inputs) != inputs:
             held.append(run.new(tokens * _aligned(inputs), "padded input"))
         if not self.block and _aligned(outputs) != outputs:

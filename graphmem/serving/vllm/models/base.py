@@ -18,6 +18,7 @@ from graphmem.sources.vllm_layers import Backend, ExpertShape
 
 if TYPE_CHECKING:
     from graphmem.serving.vllm.encoders.budget import Items
+    from graphmem.serving.vllm.models.pieces import Plan
 
 #: What a call of attention allocates for so many tokens, and a context in which a compiled piece runs.
 Attend: TypeAlias = Callable[[int], None]
@@ -61,6 +62,10 @@ class Family(ABC):
         without a compiler where Inductor's code of the family is not followed."""
         with piece():
             return self.forward(tokens)
+
+    def plan(self) -> Plan | None:
+        """What is followed of it in compiled pieces; None where torch.compile's are not known."""
+        return None
 
     def receive(self, tokens: int) -> None:
         """Room for the tensors that the pipeline's stage before this one sends. Raises :class:`UsageError` where the

@@ -17,7 +17,7 @@ from graphmem.serving.vllm.models.experts import Experts
 from graphmem.serving.vllm.models.latent import LatentAttention, unpack_context
 from graphmem.serving.vllm.models.mamba import Layer as StateLayer
 from graphmem.serving.vllm.models.narrow import pieces_of
-from graphmem.serving.vllm.models.pieces import plan_of
+from graphmem.serving.vllm.models.pieces import Plan, plan_of
 from graphmem.serving.vllm.models.states import mixer
 from graphmem.serving.vllm.run import Run, Tensor
 from graphmem.sources.vllm_layers import Happening, Layer
@@ -85,9 +85,9 @@ class Captured(Family):
         if not self._tables:
             raise UsageError(f"{shape.kind}: the model has no table of embeddings")
         first = next(iter(self._tables.values())) if shape.tied else None
-        #: What is followed of it in compiled pieces.
-        self.plan = plan_of(self.backend, self._linears, list(self._norms), shape.itemsize)
-        if self.plan is not None:
+        widths = {name: norm.width for name, norm in self._norms.items()}
+        self._plan = plan_of(self.backend, self._linears, widths, shape.itemsize)
+        if self._plan is not None:
             self.followed_layers = Family.followed_layers
         if self.backend.encodes:
             self.head = next(iter(self._tables.values()))
@@ -182,9 +182,9 @@ class Captured(Family):
     def compiled(self, tokens: int, attend: Attend, piece: Piece, layers: int | None = None) -> Tensor:
         """The same in pieces, attention between them, with what torch.compile leaves of one where the layers are alike;
         else as without it. Of all layers, by :attr:`followed_layers`."""
-        if self.plan is not None and self._given is None:
+        if self._plan is not None and self._given is None:
             with self.run.as_compiled():
-                return pieces_of(self.run, self.plan, tokens).whole(attend, piece, layers)
+                return pieces_of(self.run, self._plan, tokens).whole(attend, piece, layers)
         alive: dict[int, Tensor] = {}
         happenings = self.backend.forward
         cuts = [at for at, one in enumerate(happenings, start=1) if one.kind == "attended"]
@@ -194,6 +194,9 @@ class Captured(Family):
             if stop in cuts:
                 attend(tokens)
         return self._output(alive)
+
+    def plan(self) -> Plan | None:
+        return self._plan
 
     def _output(self, alive: dict[int, Tensor]) -> Tensor:
         output = alive.pop(self.backend.output)

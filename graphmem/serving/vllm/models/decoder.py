@@ -312,7 +312,7 @@ class Decoder(Family):
             linears = (
                 layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj,
             )  # fmt: skip
-            made += [linear.adapt(adapters) for linear in linears]
+            made += [linear.adapt(adapters, whole=self.style.fused) for linear in linears]
         return [*made, self.head.adapt(adapters, head=True)] if stage.last and tables else made
 
     def forward(self, tokens: int) -> Tensor:
@@ -386,7 +386,6 @@ class Decoder(Family):
         return result
 
     def plan(self) -> Plan | None:
-        """What is followed in pieces; None where torch.compile's are not known."""
         shape, size, first = self.shape, self.shape.itemsize, self.layers[0].attention
         if shape.latent is not None or shape.state is not None:
             return None
@@ -396,7 +395,7 @@ class Decoder(Family):
         return Plan(
             Residual.BY_NORMS, tuple(found), shape.hidden * size, first.q * size, first.kv * size,
             scales_of(found) if self._is_alone() else None, positions=(half, half) if shape.position_rows else (),
-            norms_behind=self.style.post_norms,
+            norms_behind=self.style.post_norms, head_norms=self.style.head_norms,
         )  # fmt: skip
 
     def _planned(self, layer: Layer) -> Planned:

@@ -20,7 +20,8 @@ class Style:
     one before attention (EAGLE's has none). ``adapts_tables``: adapters may change embeddings and the head (the class
     lists them in ``embedding_modules``; others' stay as they are, lora/utils.py, ``get_supported_lora_modules``).
     ``quantises_activation``: the activation writes what the next product reads, where that has a kernel for it
-    (``maybe_fused_act_quant``, layers/fusion/fused_act_quant.py).
+    (``maybe_fused_act_quant``, layers/fusion/fused_act_quant.py). ``fused``: checkpoints have queries, keys and values
+    in one matrix, and gate and up, so adapters do (``packed_modules_mapping`` of phi3.py).
     ``gated``: the feed-forward layer has a gate.
     """
 
@@ -36,6 +37,7 @@ class Style:
     adapts_tables: bool = True
     gated: bool = True
     quantises_activation: bool = False
+    fused: bool = False
 
 
 class FeedForward:

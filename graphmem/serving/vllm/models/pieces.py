@@ -12,7 +12,7 @@ engine's operator is given, is asked for before its input.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,7 +71,8 @@ class Layer:
 class Plan:
     """A decoder that is followed in pieces. Sizes are bytes of one token; ``scales``: of the scale of an input in eight
     bits, None where products read what the model computes in. ``tables``: cosines and sines that are made for all
-    layers at once; ``positions``: temporaries of a layer's. ``norms_behind``: parts are normed behind them too."""
+    layers at once; ``positions``: temporaries of a layer's. ``norms_behind``: parts are normed behind them too;
+    ``head_norms``: heads of queries and keys are normed."""
 
     way: Residual
     layers: tuple[Layer, ...]
@@ -82,9 +83,10 @@ class Plan:
     tables: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     norms_behind: bool = False
+    head_norms: bool = False
 
 
-def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], itemsize: int) -> Plan | None:
+def plan_of(backend: Backend, linears: dict[str, Linear], norms: Mapping[str, int], itemsize: int) -> Plan | None:
     """The plan of a decoder whose layers are alike: four products each, all of one rank. None for another."""
     segments = list(_segments(backend.forward))
     if len(segments) < 2 or backend.cached or backend.value_dim:
@@ -102,7 +104,10 @@ def plan_of(backend: Backend, linears: dict[str, Linear], norms: Sequence[str], 
     layers = tuple(Layer(first, out, fed, gated) for first, (out, fed, gated) in zip(into, parts, strict=True))
     hidden, heads = sum(layers[0].out.outputs) * itemsize, backend.heads * backend.head_dim * itemsize
     keys = backend.kv_heads * backend.head_dim * itemsize
-    return Plan(way, layers, hidden, heads, keys, scales_of(layers), _tables(backend.forward))
+    return Plan(
+        way, layers, hidden, heads, keys, scales_of(layers), _tables(backend.forward),
+        head_norms=backend.head_dim in norms.values(),
+    )  # fmt: skip
 
 
 def scales_of(layers: Sequence[Layer]) -> int | None:
