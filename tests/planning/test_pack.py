@@ -103,7 +103,10 @@ def test_the_command(tmp_path: Path) -> None:
     [
         ("", "has no table [[job]]"),
         ("[[job", "is not TOML"),
-        ('[[job]]\nmodel = "zoo:gpt2"\nbatches = 3', "job 'job 1': no 'batches'; accepted: batch"),
+        (
+            '[[job]]\nmodel = "zoo:gpt2"\nbatches = 3',
+            "job 'job 1': no 'batches' (did you mean batch?); accepted: batch",
+        ),
         ('[[job]]\nmemory = "much"', "job 'job 1': "),
     ],
 )
