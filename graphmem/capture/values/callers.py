@@ -40,6 +40,8 @@ _HIDDEN = (
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
     "<frozen",
 )
+#: Begins the names of files that torch.fx writes and that are none (``_EvalCacheLoader``, torch/fx/graph_module.py).
+_WRITTEN = "<eval_with_key>"
 #: graphmem's own loop: what is called from here, and not from the user's code, has no line of the user's.
 _OWN_LOOP = tuple(os.path.join(_CAPTURE, *name) for name in (("loop", "step.py"), ("session", "session.py")))
 #: A file's name for people by the identity of a code object, which is kept with it: the hash of one is of all its code.
@@ -154,9 +156,12 @@ def place_of(frame: FrameType) -> str:
 
 def _shorten(filename: str) -> str:
     """The file's name for people: relative to ``site-packages``, or wherever else packages are installed, or to the
-    working directory; "" if it is hidden."""
+    working directory; "" if it is hidden. Code that torch.fx writes is numbered by how much of it a process has, which
+    says nothing."""
     if filename.startswith(_HIDDEN):
         return ""
+    if filename.startswith(_WRITTEN):
+        return _WRITTEN
     if folder := library_folder(filename):
         return filename.removeprefix(folder + os.sep)
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
