@@ -158,7 +158,6 @@ class Scheduler:
         return -(-tokens // self._page) * self._page
 
     def add(self, number: int, request: Request) -> None:
-        self.asked_tokens += request.prompt
         text = (*(one for one in request.shared if one[1]), (number, request.prompt + request.output))
         self._waiting.append(State(number, request.prompt, self._output(request), text, self._tree.root))
 
@@ -273,6 +272,7 @@ class Scheduler:
         if state.retracted:
             self.lost_tokens -= found
         else:
+            self.asked_tokens += state.tokens
             self.found_tokens += found
         state.node, state.computed, state.kept, state.target = node, found, found, found + tokens
         state.retracted = False
