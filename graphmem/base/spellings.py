@@ -1,12 +1,20 @@
-"""Functions that accept a keyword argument under a second name, such as another tool's."""
+"""Second names: functions that accept a keyword argument under another tool's name, and what a wrong name meant."""
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from graphmem.errors import UsageError
+
+
+def meant(name: str, known: Iterable[str], most: int = 3) -> str:
+    """The end of a message about a wrong name: at most so many of the known ones; empty where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

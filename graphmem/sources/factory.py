@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from graphmem.base.spellings import meant
 from graphmem.devices import DEFAULT_DEVICE, device_named
 from graphmem.errors import SourceError, said
 from graphmem.sources.base import TorchModel, call_factory
@@ -47,10 +47,8 @@ def find_object(text: str, what: str = "function") -> tuple[Any, str]:
     found = getattr(module, name, None)
     if found is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        close = difflib.get_close_matches(name, functions, n=3)
         listed = ", ".join(sorted(functions)) or "none"
-        hint = f"; did you mean {' or '.join(close)}?" if close else f"; it has: {listed}"
-        raise SourceError(f"{where} has no {what} {name!r}{hint}")
+        raise SourceError(f"{where} has no {what} {name!r}{meant(name, functions) or f'; it has: {listed}'}")
     return found, name
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
+from graphmem.base.spellings import meant
 from graphmem.errors import SourceError
 from graphmem.sources.base import Built, Sizes, TorchModel, refuse_seq_len
 from graphmem.sources.losses import CrossEntropy
@@ -27,7 +27,7 @@ def load_timm(name: str) -> TorchModel:
             raise SourceError(f"timm:{name}: timm needs torchvision, which {_BROKEN} ({error})") from None
         raise SourceError(f"timm:{name} needs timm; install it with: pip install 'graphmem[timm]' ({error})") from None
     if not timm.is_model(name):
-        raise SourceError(f"timm has no model {name!r}{_hint(name, timm.list_models())}")
+        raise SourceError(f"timm has no model {name!r}{meant(name, timm.list_models())}")
 
     def build(sizes: Sizes) -> Built:
         refuse_seq_len(sizes, f"timm:{name}")
@@ -46,7 +46,7 @@ def load_torchvision(name: str) -> TorchModel:
         raise SourceError(f"torchvision:{name} needs torchvision, which {_BROKEN} ({error})") from None
     known = models.list_models(module=models)
     if name not in known:
-        raise SourceError(f"torchvision has no classifier {name!r}{_hint(name, known)}")
+        raise SourceError(f"torchvision has no classifier {name!r}{meant(name, known)}")
     side = _INCEPTION_SIDE if "inception" in name else _SIDE
 
     def build(sizes: Sizes) -> Built:
@@ -70,8 +70,3 @@ def _classifier(model: nn.Module, sizes: Sizes, image: tuple[int, int, int]) -> 
     labels = torch.zeros(batch, dtype=torch.long)
     notes.append("cross-entropy loss on class labels")
     return Built(model, images, CrossEntropy(labels), tuple(notes))
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

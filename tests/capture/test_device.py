@@ -327,7 +327,9 @@ def test_the_second_card_is_refused() -> None:
         lambda: nn.Linear(2, 2).to("cuda:1"),
         lambda: torch.cuda.set_device(1),
     ):
-        assert "one card" in refused(ask)
+        refusal = refused(ask)
+        assert "one card" in refusal
+        assert refusal.startswith(f"tests/capture/test_device.py:{ask.__code__.co_firstlineno}: ")
     assert "'mps'" in refused(lambda: torch.zeros(2, device="mps"))
 
 

@@ -32,6 +32,8 @@ class OperatorCall:
         self.rule: BoundRule | None = facts.rule
 
 
+#: From an operator's line to the caller of the recorder: :meth:`Attribution.note`, and two of the recorder's.
+_OWN_FRAMES = 3
 _ADD = torch.ops.aten.add.Tensor
 
 
@@ -70,7 +72,7 @@ class Attribution:
                         self.assumed[OTHER_WAYS[type(node).__name__]] += 1
         if not in_backward or self.module_depth:  # a module that runs in the backward pass is being recomputed
             module = self.module
-            source = user_line()
+            source = user_line(_OWN_FRAMES)
             if torch.is_grad_enabled():
                 # The first operator after a node was made is the one it belongs to; later ones may make no node.
                 last = next_sequence_number() - 1

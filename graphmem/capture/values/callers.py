@@ -48,10 +48,10 @@ _OWN_LOOP = tuple(os.path.join(_CAPTURE, *name) for name in (("loop", "step.py")
 _shown: dict[int, tuple[CodeType, str | None]] = {}
 
 
-def user_line() -> str:
+def user_line(skipped: int = 1) -> str:
     """``file:line`` of the innermost frame that is the user's or a model library's; "" if none. For every operator that
-    is recorded: where in the program it is called. The next three frames are the recorder's."""
-    frame: FrameType | None = sys._getframe(4)
+    is recorded: where in the program it is called. ``skipped``: the next frames, which are known to be graphmem's."""
+    frame: FrameType | None = sys._getframe(1 + skipped)
     while frame is not None:
         code = frame.f_code
         known = _shown.get(id(code))

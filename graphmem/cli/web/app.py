@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import json
 import logging
 import secrets
@@ -30,6 +29,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.exceptions import HTTPException
 
 from graphmem import __version__
+from graphmem.base.spellings import meant
 from graphmem.cli.web.jobs import Busy, Job, Jobs, Limits, beats
 from graphmem.cli.web.patience import WholeQuestions
 from graphmem.cli.web.questions import ASKED, check_once, question_model, words_of, wrong
@@ -139,8 +139,7 @@ def _methods(route: object, path: str) -> Collection[str]:
 
 def _near(request: Request) -> str:
     paths = [route.path for route in request.app.routes if isinstance(route, APIRoute)]
-    close = difflib.get_close_matches(request.url.path, paths, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return meant(request.url.path, paths, most=1)
 
 
 def _answer(job: Job) -> Response:

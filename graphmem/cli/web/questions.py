@@ -7,15 +7,16 @@ a file of the machine or imports code; files are those that were uploaded, as ``
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from graphmem.base.spellings import meant
 from graphmem.cli.main import COMMANDS
 from graphmem.errors import UsageError
 
@@ -113,8 +114,8 @@ def wrong(error: Mapping[str, Any], command: str) -> str:
     if kind == "missing":
         return f"{name} is missing; give it: see /docs"
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(name.replace("-", "_"), parameters_of(command), n=1)
-        return f"no option {name!r}{f'; did you mean {close[0]}?' if close else ''}; /docs lists those that there are"
+        near = meant(name.replace("-", "_"), parameters_of(command), most=1)
+        return f"no option {name!r}{near}; /docs lists those that there are"
     wanted = next((words for start, words in _WANTED.items() if kind.startswith(start)), "")
     if kind == "string_too_long" or not wanted:
         return f"{name}: {error['msg']}; see /docs"
@@ -129,8 +130,7 @@ def check_once(body: bytes) -> None:
     """Raise :class:`UsageError` for an option that a question gives twice, of which JSON would take the last."""
 
     def read(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next((name for name, count in Counter(name for name, _ in pairs).items() if count > 1), None)
         if twice is not None:
             raise UsageError(f"{twice} is given more than once; give it once")
 

@@ -112,7 +112,7 @@ class _Iteration:
         dim = self._dim_to_split()
         half = self.shape[dim] // 2
         halves = ((0, half), (half, self.shape[dim] - half))
-        for start, size in halves[self.extent() > _NO_CARDS :]:
+        for start, size in halves[1:] if self.extent() > _NO_CARDS else halves:
             shape = [*self.shape[:dim], size, *self.shape[dim + 1 :]]
             yield from _Iteration(shape, self.strides, self.input_offset + start * self.input_stride[dim]).pieces()
 

@@ -32,7 +32,8 @@ class _Family:
     the processor's file limits the size of items; ``tied``: the default of transformers' configuration for its
     embeddings; ``processor``: values of the processor that are followed; ``encoders``: their ``model_type``, where the
     family has several; ``within``: where the encoder's configuration is, empty for beside the others; ``most``: items
-    of each modality; ``names``: of the language model's sizes, where they are others."""
+    of each modality; ``names``: of the language model's sizes, where they are others; ``imports_compressed``: as in
+    :class:`graphmem.serving.vllm.models.base.Shape`."""
 
     module: ModuleType
     modalities: tuple[str, ...]
@@ -44,6 +45,7 @@ class _Family:
     within: str = "vision_config"
     most: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    imports_compressed: bool = False
 
 
 _PIXELS = ("min_pixels", "max_pixels", "size")
@@ -54,8 +56,8 @@ _FAMILIES: dict[str, _Family] = {
     "qwen3_vl_moe": _Family(qwen, ("image", "video"), "qwen3_moe", varied=True, processor=_PIXELS),
     "qwen3_5": _Family(qwen, ("image", "video"), "qwen3_5_text", varied=True, processor=_PIXELS),
     "qwen3_5_moe": _Family(qwen, ("image", "video"), "qwen3_5_moe_text", varied=True, processor=_PIXELS),
-    "glm4v": _Family(glm, ("image", "video"), "glm4", varied=True, processor=_PIXELS),
-    "glm4v_moe": _Family(glm, ("image", "video"), "glm4_moe", varied=True, processor=_PIXELS),
+    "glm4v": _Family(glm, ("image", "video"), "glm4", varied=True, processor=_PIXELS, imports_compressed=True),
+    "glm4v_moe": _Family(glm, ("image", "video"), "glm4_moe", varied=True, processor=_PIXELS, imports_compressed=True),
     "whisper": _Family(whisper, ("audio",), decoder.KIND, within="", most=1, names=decoder.NAMES),
     "internvl": _Family(
         internvl, ("image", "video"), "qwen2", processor=("crop_to_patches", "max_patches", "min_patches")
@@ -157,7 +159,8 @@ def with_encoder(shape: Shape, question: Question, settings: Settings) -> Shape:
         shape = replace(shape, position_rows=len(sections))
     around, more = model.around, settings.more
     family = _FAMILIES.get(str(around.config.get("model_type"))) if around is not None else None
-    shape = replace(shape, imports_compressed=shape.imports_compressed or (family is not None and family.module is glm))
+    if family is not None and family.imports_compressed:
+        shape = replace(shape, imports_compressed=True)
     if around is None or family is None or more.text_only:
         return shape
     limits = limits_of(json.loads(more.items_per_prompt), family.modalities, family.most)

@@ -12,7 +12,7 @@ from math import floor, sqrt
 from graphmem.serving.values import count
 from graphmem.serving.vllm.encoders import parts
 from graphmem.serving.vllm.encoders.budget import Items, Pictured
-from graphmem.serving.vllm.encoders.qwen import Grid, PatchTower, Qwen, pixels_of
+from graphmem.serving.vllm.encoders.qwen import GatedBlock, Grid, PatchTower, Qwen, pixels_of
 from graphmem.serving.vllm.layers import LayerNorm
 from graphmem.serving.vllm.models.base import Tower
 from graphmem.serving.vllm.run import Batch, Run, Tensor
@@ -86,21 +86,14 @@ class _Attention(parts.HalvesTogether):
         return [copies[2], *both]
 
 
-class _Block(parts.Block):
-    """The second norm adds, in place where it can."""
+class _Block(GatedBlock):
+    """Without biases, whose product of the gate is let go early."""
 
     def __init__(self, run: Run, name: str, widths: parts.Widths) -> None:
         self.run = run
         self.norms = [parts.RMSNorm(run, f"{name}.norm{one}", widths.hidden, widths.itemsize) for one in (1, 2)]
         self.attention = _Attention(run, f"{name}.attn", widths, bias=False, named=("qkv", "proj"))
         self.mlp = parts.GatedFeedForward(run, f"{name}.mlp", widths, bias=False, holds=False)
-
-    def __call__(self, sequences: parts.Sequences) -> Tensor:
-        run, rows = self.run, sequences.rows
-        attended = run.replacing(self.norms[0](rows), self.attention(sequences))
-        added = self.norms[1].added(rows)
-        fed = self.mlp(rows)
-        return run.replacing(fed, *added, attended, run.new(fed.bytes, "added"))
 
 
 class _Glm(PatchTower):

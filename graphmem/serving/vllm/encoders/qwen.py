@@ -243,7 +243,7 @@ class _Block(parts.SummedBlock):
         self.mlp = parts.feed_forward(run, f"{name}.mlp", widths, layers, quick=not new)
 
 
-class _GatedBlock(parts.Block):
+class GatedBlock(parts.Block):
     """Qwen2.5-VL's: the second norm adds, in place where it can."""
 
     def __init__(self, run: Run, name: str, widths: parts.Widths) -> None:
@@ -351,7 +351,7 @@ class _Qwen25(PatchTower):
     def __init__(self, run: Run, shape: Qwen, batch: Batch) -> None:
         super().__init__(run, shape)
         self.rotary_table()
-        self.blocks = [_GatedBlock(run, f"visual.blocks.{index}", shape.widths) for index in range(shape.depth)]
+        self.blocks = [GatedBlock(run, f"visual.blocks.{index}", shape.widths) for index in range(shape.depth)]
         self.merger = self._merger(norm=parts.RMSNorm)
 
     def encode(self) -> list[Tensor]:

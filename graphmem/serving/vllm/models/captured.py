@@ -211,7 +211,8 @@ class Captured(Family):
         for one in happenings:
             if one.kind == "free":
                 gone = alive.pop(one.storage)
-                run.free(*[gone] * (gone is not self._given))
+                if gone is not self._given:
+                    run.free(gone)
             elif one.kind == "returned":
                 alive[one.storage] = self._returned(one, tokens)
             elif one.kind == "cublas":

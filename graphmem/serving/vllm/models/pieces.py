@@ -87,7 +87,8 @@ class Plan:
 
 
 def plan_of(backend: Backend, linears: dict[str, Linear], norms: Mapping[str, int], itemsize: int) -> Plan | None:
-    """The plan of a decoder whose layers are alike: four products each, all of one rank. None for another."""
+    """The plan of a decoder whose layers are alike: four products each, of one rank where not norms sum the residual.
+    None for another."""
     segments = list(_segments(backend.forward))
     if len(segments) < 2 or backend.cached or backend.value_dim:
         return None

@@ -40,12 +40,8 @@ class _Attention:
 
 class _Layer:
     def __init__(self, run: Run, name: str, shape: Shape) -> None:
-        self.run, self.row, size, inner = (
-            run,
-            shape.hidden * shape.itemsize,
-            shape.itemsize,
-            shape.intermediate // run.tp,
-        )
+        size, inner = shape.itemsize, shape.intermediate // run.tp
+        self.run, self.row = run, shape.hidden * size
         self.steps: list[tuple[LayerNorm, _Attention | None]] = []
         for part in ("self_attn", "encoder_attn"):
             attention = _Attention(run, f"{name}.{part}", shape, crosses=part == "encoder_attn")
